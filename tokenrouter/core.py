@@ -1,5 +1,11 @@
-"""The vocabulary that everything else is spelled in."""
+"""The vocabulary that everything else is spelled in: what a request is, and what state it can be in."""
 from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 
 class InputError(ValueError):
@@ -8,3 +14,89 @@ class InputError(ValueError):
     The message is one line that names the field, the value and what is allowed. Raised before any process is
     started; commands print it and leave with exit code 2.
     """
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
+    """How tokens are drawn and when a request ends.
+
+    `seed` keys every draw (tokenrouter.sampling); a request without one is given one by the front end.
+    `max_tokens` counts accepted tokens. `stop_token_ids` end a request like EOS does. Temperature 0 is greedy;
+    `top_k` 0, `top_p` 1 and `min_p` 0 switch the filters off.
+    """
+
+    seed: int
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def check(self) -> None:
+        """Raise InputError for the first value that is out of range."""
+        for name, low, high in (
+            ("seed", 0, 2**63 - 1), ("max_tokens", 1, 2**31), ("temperature", 0.0, 100.0),
+            ("top_p", 0.0, 1.0), ("top_k", 0, 2**31), ("min_p", 0.0, 1.0),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high or (name == "top_p" and value == 0):
+                raise InputError(f"sampling.{name}={value!r}: allowed is {low} to {high}")
+
+
+class Status(enum.Enum):
+    """Where a request stands in one subserver."""
+
+    WAITING = "waiting"  # nothing of it has been computed here yet
+    RUNNING = "running"  # here, and scheduled
+    PENDING = "pending"  # away at a peer; its KV is resident or evicted
+    FINISHED = "finished"
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request as one subserver sees it.
+
+    `ids` are the prompt and the accepted tokens, one list; `authors[t]` is the role that wrote accepted token t.
+    `kv_len` of the ids are in this engine's KV: what lies beyond is what the next step appends, so that prefill,
+    decode, resume and recompute are one thing. `known[r]` is how many ids role r is known to hold.
+    """
+
+    rid: str
+    incarnation: int
+    algorithm: int
+    role: int
+    entry: int
+    sampling: SamplingParams
+    params: dict[str, Any]
+    ids: list[int]
+    prompt_len: int
+    known: list[int]
+    authors: list[int] = field(default_factory=list)
+    status: Status = Status.WAITING
+    kv_len: int = 0
+    resident: bool = False
+    state: dict[str, Any] = field(default_factory=dict)
+    arrived: float = 0.0  # when it last became ready here, monotonic seconds
+    admitted: bool = False  # whether a step has run since then
+    order: int = 0  # rank of its first arrival, for fairness and preemption
+
+    @property
+    def num_output(self) -> int:
+        return len(self.ids) - self.prompt_len
+
+    @property
+    def prefilling(self) -> bool:
+        """More than the newest token is missing from KV, and nothing was accepted yet."""
+        return self.num_output == 0
+
+    def accept(self, token_ids: list[int], authors: list[int]) -> None:
+        self.ids.extend(token_ids)
+        self.authors.extend(authors)
+        self.known[self.role] = len(self.ids)

@@ -1,0 +1,267 @@
+"""What the author of a router sees: the paper's section 3.
+
+An algorithm has roles in a declared order (small, large, ...), a router for each role, and an entry. A router is
+written from the view of one request: `route` says where the next token is written, `send` what the peer gets to
+know, `receive` what is done with it. Most routers write only `route` and name one of two ready-made forms of
+handoff: regenerate (the proposal is discarded) or keep (it is accepted, then the request is handed over).
+"""
+from __future__ import annotations
+
+import math
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+
+from tokenrouter.core import InputError, Request, SamplingParams
+
+
+@dataclass(slots=True)
+class PeerReq:
+    """What a peer is told (paper section 3.2).
+
+    `loc` is the number of ids (prompt and accepted tokens) after this message, so the suffix `token_ids` starts
+    at loc - len(token_ids). `extra` is the algorithm's own, any msgpack-able value.
+    """
+
+    rid: str
+    token_ids: list[int]
+    loc: int
+    finished: bool = False
+    extra: Any = None
+
+
+class RequestView:
+    """A request as its router sees it, for the length of one call."""
+
+    __slots__ = ("_finished", "_proposal", "_request", "destination")
+
+    def __init__(self, request: Request, proposal: int | None = None) -> None:
+        self._request = request
+        self._proposal = proposal
+        self._finished = False
+        self.destination = 0  # what route answered, while send runs
+
+    @property
+    def rid(self) -> str:
+        return self._request.rid
+
+    @property
+    def origin_input_ids(self) -> list[int]:
+        return self._request.ids[: self._request.prompt_len]
+
+    @property
+    def output_ids(self) -> list[int]:
+        """Accepted tokens and, after a step, the proposal."""
+        accepted = self._request.ids[self._request.prompt_len :]
+        return accepted if self._proposal is None else [*accepted, self._proposal]
+
+    @property
+    def authors(self) -> list[int]:
+        """Role that wrote each accepted token."""
+        return self._request.authors
+
+    @property
+    def num_accepted(self) -> int:
+        return self._request.num_output
+
+    @property
+    def peer_locs(self) -> list[int]:
+        """How many ids each destination is known to hold, indexed like route's answers; [0] is unused."""
+        known, role = self._request.known, self._request.role
+        return [0, *known[:role], *known[role + 1 :]]
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        return self._request.sampling
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Algorithm parameters that came with this request."""
+        return self._request.params
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The router's own notes on this request at this subserver.
+
+        They must be a function of accepted tokens and their authors, or ride in `extra`: evictions and restarts
+        lose them otherwise.
+        """
+        return self._request.state
+
+    def ids_from(self, start: int, *, proposal: bool) -> list[int]:
+        """Prompt and accepted ids from `start` on, with or without the proposal."""
+        ids = self._request.ids[start:]
+        if proposal and self._proposal is not None:
+            ids.append(self._proposal)
+        return ids
+
+    def finished(self) -> bool:
+        return self._finished
+
+
+class LogitsOutput(NamedTuple):
+    """`next_token_logits` [B, V]: raw, before temperature and penalties. `hidden_states` [B, H] or None."""
+
+    next_token_logits: torch.Tensor
+    hidden_states: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class StepResult:
+    """One forward pass, the rows of one algorithm's requests."""
+
+    next_token_ids: torch.Tensor  # [B]
+    logits_output: LogitsOutput
+    requests: list[RequestView]
+
+
+class ModelContext(NamedTuple):
+    """What a router may ask about the model it sits on. `embed`: [B] token ids -> [B, H] input embeddings."""
+
+    device: torch.device
+    vocab_size: int
+    hidden_size: int
+    eos_token_ids: tuple[int, ...]
+    embed: Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter of an algorithm, in a documented range; may come with a request."""
+
+    name: str
+    default: float
+    low: float
+    high: float
+    doc: str
+    # A threshold is also spelled `never` and `always`. `sends` says on which side of it a score leaves for the
+    # peer, and so which infinity each word is.
+    sends: Literal["above", "below"] | None = None
+
+    def parse(self, value: object) -> float:
+        """The number that `value` stands for; InputError if it is out of range."""
+        if self.sends and value in ("never", "always"):
+            return math.inf if (value == "never") == (self.sends == "above") else -math.inf
+        words = ", or never, or always" if self.sends else ""
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.low <= value <= self.high:
+            raise InputError(f"{self.name}={value!r}: allowed is a number in [{self.low:g}, {self.high:g}]{words}")
+        return float(value)
+
+
+class BaseRouter:
+    """Base of all routers: one object for each role of an algorithm, living in that role's subserver.
+
+    Config values arrive as keyword arguments and become attributes; those that `params` declares are checked.
+    """
+
+    params: ClassVar[tuple[Param, ...]] = ()
+    needs: ClassVar[frozenset[str]] = frozenset()  # of {"hidden_states"}
+    handoff: ClassVar[Literal["regenerate", "keep"]] = "regenerate"
+
+    role: int = 0
+    roles: tuple[str, ...] = ()
+    model: ModelContext
+
+    def __init__(self, **config: Any) -> None:
+        for param in self.params:
+            value = config.pop(param.name, param.default)
+            setattr(self, param.name, param.parse(value))
+        for name, value in config.items():
+            setattr(self, name, value)
+
+    def setup(self, model: ModelContext) -> None:
+        """Called once, when the model is loaded: move weights to its device, check sizes."""
+        self.model = model
+
+    def route(self, result: StepResult) -> torch.Tensor:
+        """[B] destinations: 0 = go on here, d > 0 = the d-th of the algorithm's roles, this one left out."""
+        return torch.zeros(len(result.requests), dtype=torch.long)
+
+    def send(self, req: RequestView) -> PeerReq:
+        """The message for a request that route sends away."""
+        keep = self.handoff == "keep"
+        base = req.peer_locs[req.destination]
+        suffix = req.ids_from(base, proposal=keep)
+        return PeerReq(req.rid, suffix, base + len(suffix), req.finished())
+
+    def receive(self, peer_req: PeerReq, req: RequestView) -> list[int]:
+        """The ids to hold from position loc - len(token_ids) on; the runtime accepts nothing twice."""
+        return peer_req.token_ids
+
+    def values(self, name: str, result: StepResult) -> torch.Tensor:
+        """[B] fp32 values of a parameter: each request's own, or this router's."""
+        default = getattr(self, name)
+        own = [view.params.get(name, default) for view in result.requests]
+        return torch.tensor(own, dtype=torch.float32, device=result.next_token_ids.device)
+
+
+class StayRouter(BaseRouter):
+    """Never leaves: the router of a single model."""
+
+
+class ReturnAfterOne(BaseRouter):
+    """The large side of CITER, R2R and Co-LLM: keep one token, then hand back (paper Table 1)."""
+
+    handoff = "keep"
+
+    def route(self, result: StepResult) -> torch.Tensor:
+        return torch.ones(len(result.requests), dtype=torch.long)
+
+
+@dataclass(frozen=True)
+class EntryContext:
+    """What an entry rule may look at."""
+
+    prompt_ids: Sequence[int]
+    seed: int
+    params: Mapping[str, Any]
+
+
+@dataclass
+class Algorithm:
+    """A named set of roles, the router of each, and the rule for where a request enters.
+
+    `routers[role]` is a spec: {"_target_": "package.module.Class", ...keyword arguments}. `entry` is a role's
+    name or such a spec of a callable EntryContext -> role name.
+    """
+
+    name: str
+    roles: tuple[str, ...]
+    routers: dict[str, dict[str, Any]]
+    entry: str | dict[str, Any]
+    _entry: Callable[[EntryContext], str] | None = field(default=None, repr=False)
+
+    @property
+    def params(self) -> dict[str, Param]:
+        """Every parameter that a request may set, by name."""
+        return {p.name: p for role in self.roles for p in _class(self.routers[role]).params}
+
+    def router(self, role: str) -> BaseRouter:
+        spec = dict(self.routers[role])
+        made: BaseRouter = _class(spec)(**{k: v for k, v in spec.items() if k != "_target_"})
+        made.roles, made.role = self.roles, self.roles.index(role)
+        return made
+
+    def entry_role(self, context: EntryContext) -> int:
+        if isinstance(self.entry, str):
+            return self.roles.index(self.entry)
+        if self._entry is None:
+            self._entry = _class(self.entry)(**{k: v for k, v in self.entry.items() if k != "_target_"})
+        return self.roles.index(self._entry(context))
+
+    def destination_role(self, role: int, destination: int) -> int:
+        """The role that route's answer `destination` > 0 names, seen from `role`."""
+        if not 0 < destination < len(self.roles):
+            raise ValueError(f"{self.name}: route answered {destination}, allowed is 0 to {len(self.roles) - 1}")
+        return destination - 1 if destination <= role else destination
+
+
+def _class(spec: Mapping[str, Any]) -> Any:
+    target = spec.get("_target_")
+    try:
+        return pkgutil.resolve_name(str(target))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"_target_={target!r}: allowed is an importable package.module.Class ({error})") from None

@@ -1,0 +1,84 @@
+"""The one sampler, for every engine.
+
+A draw is keyed by (request seed, position, role, purpose): the same prefix and key give the same token whatever the
+batch, the schedule, a discard, a preemption or a restart. One uniform number a draw, inverted through the
+cumulative distribution in vocabulary order, so that a reference can say how far the draw was from its neighbour.
+"""
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from tokenrouter.core import SamplingParams
+
+_MASK = (1 << 64) - 1
+
+
+class Purpose(enum.IntEnum):
+    SAMPLE = 0
+    ROUTE = 1
+    ACCEPT = 2
+
+
+def uniform(seed: int, position: int, role: int, purpose: Purpose) -> float:
+    """A number in [0, 1) that depends on the key alone (splitmix64 over its parts)."""
+    x = seed & _MASK
+    for part in (position, role, int(purpose)):
+        x = (x + 0x9E3779B97F4A7C15 * (part + 1)) & _MASK
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+        x ^= x >> 31
+    return (x >> 11) / float(1 << 53)
+
+
+class Draw(NamedTuple):
+    """What one row's sampling needs: its parameters, the position of the token to draw, and the role drawing."""
+
+    params: SamplingParams
+    position: int
+    role: int
+
+
+def sample(logits: torch.Tensor, draws: Sequence[Draw], vocab_size: int) -> torch.Tensor:
+    """[B, V] raw logits -> [B] token ids; `logits` are left as they are.
+
+    Ids from `vocab_size` on (padding of one model's embedding, unknown to the others) are never drawn.
+    """
+    logits = logits[:, :vocab_size]
+    tokens = logits.argmax(dim=-1)
+    rows = [i for i, draw in enumerate(draws) if draw.params.temperature > 0]
+    if rows:
+        index = torch.tensor(rows, device=logits.device)
+        drawn = [draws[i] for i in rows]
+        cdf = probabilities(logits[index], [d.params for d in drawn]).cumsum(dim=-1)
+        u = [uniform(d.params.seed, d.position, d.role, Purpose.SAMPLE) for d in drawn]
+        # Scaling by the total keeps rounding of the sum from putting u beyond the last token.
+        target = torch.tensor(u, dtype=cdf.dtype, device=cdf.device)[:, None] * cdf[:, -1:]
+        tokens[index] = torch.searchsorted(cdf, target, right=True).squeeze(1).clamp_(max=vocab_size - 1)
+    return tokens
+
+
+def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """[B, V] logits -> [B, V] fp64 probabilities after temperature, top-k, top-p and min-p.
+
+    Filters apply to the tempered distribution in that order, as in SGLang and vLLM; ties at a cut are kept.
+    """
+    scale = torch.tensor([p.temperature for p in params], dtype=torch.float64, device=logits.device)
+    probs = torch.softmax(logits.double() / scale[:, None], dim=-1)
+    if all(p.top_k == 0 and p.top_p >= 1 and p.min_p == 0 for p in params):
+        return probs
+    ordered = probs.sort(dim=-1, descending=True).values
+    vocab = probs.shape[-1]
+    cut = probs.new_tensor([p.min_p for p in params]) * ordered[:, 0]
+    top_k = torch.tensor([min(p.top_k or vocab, vocab) - 1 for p in params], device=logits.device)
+    cut = torch.maximum(cut, ordered.gather(1, top_k[:, None]).squeeze(1))
+    kept = ordered.where(ordered >= cut[:, None], 0.0)
+    mass = kept.cumsum(dim=-1) / kept.sum(dim=-1, keepdim=True)
+    top_p = probs.new_tensor([p.top_p for p in params])
+    last = (mass < top_p[:, None] - 1e-12).sum(dim=-1).clamp(max=vocab - 1)
+    cut = torch.maximum(cut, kept.gather(1, last[:, None]).squeeze(1))
+    probs = probs.where(probs >= cut[:, None], 0.0)
+    return probs / probs.sum(dim=-1, keepdim=True)
