@@ -35,7 +35,7 @@ def uniform(seed: int, position: int, role: int, purpose: Purpose) -> float:
 
 
 class Draw(NamedTuple):
-    """What one row's sampling needs: its parameters, the position of the token to draw, and the role drawing."""
+    """What one row's sampling needs: its parameters, which output token is drawn (from 0), and the drawing role."""
 
     params: SamplingParams
     position: int
