@@ -83,6 +83,8 @@ class Request:
     kv_len: int = 0
     resident: bool = False
     state: dict[str, Any] = field(default_factory=dict)
+    counts: tuple[int, int] = (0, 0)  # handoffs and discarded proposals so far, wherever they happened
+    extra: Any = None  # what the router sent along at the last handoff from here
     arrived: float = 0.0  # when it last became ready here, monotonic seconds
     admitted: bool = False  # whether a step has run since then
     order: int = 0  # rank of its first arrival, for fairness and preemption
@@ -90,11 +92,6 @@ class Request:
     @property
     def num_output(self) -> int:
         return len(self.ids) - self.prompt_len
-
-    @property
-    def prefilling(self) -> bool:
-        """More than the newest token is missing from KV, and nothing was accepted yet."""
-        return self.num_output == 0
 
     def accept(self, token_ids: list[int], authors: list[int]) -> None:
         self.ids.extend(token_ids)

@@ -1,0 +1,129 @@
+"""Starting, placing, watching and ending the subservers of one run."""
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from tokenrouter.cluster.placement import plan_capacity
+from tokenrouter.cluster.spec import ClusterSpec, SubserverSpec
+from tokenrouter.server.frontend import Frontend
+from tokenrouter.subserver import messages as m
+from tokenrouter.subserver.mailbox import Mailbox
+
+START_TIMEOUT_S = 600.0  # a large model from a slow disk
+STOP_TIMEOUT_S = 3.0
+WATCH_EVERY_S = 0.2
+
+
+class SubserverDied(RuntimeError):
+    """A subserver ended by itself. The message names it, how it ended, and the last lines of its log."""
+
+
+class Cluster:
+    """The subserver processes of `spec` and the front end that speaks to them.
+
+    Use as a context manager: on entry everything is checked, started and ready; on exit nothing is left. Raises
+    InputError before anything is started, or when a model turns out to be unfit; SubserverDied if a process dies.
+    """
+
+    frontend: Frontend
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        spec.check()
+        self.spec = spec
+        self._capacity = plan_capacity(spec)
+        self._folder = tempfile.TemporaryDirectory(prefix="tokenrouter-")  # mode 0700: sockets and logs are ours
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._next_watch = 0.0
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def _start(self) -> None:
+        addresses = self._addresses()
+        self._mailbox = Mailbox(m.FRONT_END, 1, addresses[m.FRONT_END],
+                                {i: a for i, a in addresses.items() if i != m.FRONT_END})
+        pin = self.spec.hardware.pin
+        for index in range(len(self.spec.models)):
+            spec = SubserverSpec(
+                index=index, epoch=1, core=pin[index % len(pin)] if pin else None, cluster=self.spec,
+                capacity_tokens=self._capacity[index], addresses=addresses)
+            path = Path(self._folder.name, f"subserver{index}.json")
+            path.write_bytes(msgspec.json.encode(spec))
+            threads = str(self.spec.hardware.threads)
+            with open(self._log(index), "wb") as log:
+                self._processes.append(subprocess.Popen(
+                    [sys.executable, "-m", "tokenrouter.subserver", str(path)],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads,
+                                      "TOKENIZERS_PARALLELISM": "false"}))
+        self.frontend = Frontend(self._mailbox, self.spec, self.watch)
+        self.frontend.wait_ready(START_TIMEOUT_S)
+
+    def _addresses(self) -> dict[int, str]:
+        hardware, count = self.spec.hardware, len(self.spec.models)
+        if hardware.addresses:
+            return dict(zip(range(-1, count), hardware.addresses, strict=True))
+        if hardware.transport == "ipc":
+            return {i: f"ipc://{self._folder.name}/{'frontend' if i < 0 else i}" for i in range(-1, count)}
+        return {i: f"tcp://127.0.0.1:{_free_port()}" for i in range(-1, count)}
+
+    def _log(self, index: int) -> Path:
+        return Path(self._folder.name, f"subserver{index}.log")
+
+    def watch(self) -> None:
+        """Raise SubserverDied if one has ended. Cheap: looks at most every WATCH_EVERY_S seconds."""
+        if (now := time.monotonic()) < self._next_watch:
+            return
+        self._next_watch = now + WATCH_EVERY_S
+        for index, process in enumerate(self._processes):
+            if (code := process.poll()) is not None:
+                how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+                tail = self._log(index).read_text(errors="replace").strip().splitlines()[-5:]
+                raise SubserverDied(f"subserver {index} ({self.spec.models[index].name}) died: {how}"
+                                    + "".join(f"\n  | {line}" for line in tail))
+
+    def close(self) -> None:
+        """Stop everything: asked first, then told, then killed."""
+        if hasattr(self, "_mailbox"):
+            for index in range(len(self._processes)):
+                self._mailbox.post(index, m.Control("stop"))
+            self._mailbox.flush()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()  # also reaches one that is stopped (SIGSTOP)
+                process.wait()
+        if hasattr(self, "_mailbox"):
+            self._mailbox.close()
+        self._folder.cleanup()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

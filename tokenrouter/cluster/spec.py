@@ -1,0 +1,120 @@
+"""What a cluster is made of, checked before anything is started.
+
+Everything here is plain data: it travels to the subserver processes as one JSON document.
+"""
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from tokenrouter.core import InputError
+from tokenrouter.interface import Algorithm
+
+
+class ModelSpec(msgspec.Struct, kw_only=True):
+    """One subserver's model. `path`: a local folder or a hub id. `name` is what results call it."""
+
+    name: str
+    path: str
+    revision: str | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    load_format: Literal["auto", "dummy"] = "auto"
+
+
+class AlgorithmSpec(msgspec.Struct, kw_only=True):
+    """One algorithm: `models[r]` is the index of the subserver that role r is bound to."""
+
+    name: str
+    roles: list[str]
+    routers: dict[str, dict[str, Any]]
+    entry: str | dict[str, Any]
+    models: list[int]
+
+    def build(self) -> Algorithm:
+        return Algorithm(self.name, tuple(self.roles), self.routers, self.entry)
+
+
+class BatchingSpec(msgspec.Struct, kw_only=True):
+    """Launch policy. `B`: one threshold a subserver, in the order of the models; only `fixed` reads it.
+
+    `max_wait_s` is the last resort against a batch that never fills; healthy runs never reach it (counted).
+    """
+
+    policy: Literal["eager", "fixed"] = "eager"
+    B: list[int] = []
+    max_wait_s: float = 1.0
+
+
+class EngineSpec(msgspec.Struct, kw_only=True):
+    """Engine kind and its own options; `capacity_tokens` overrides the joint allocation from `memory_gb`."""
+
+    kind: str = "torch"
+    options: dict[str, Any] = {}
+    memory_gb: float = 2.0
+    reserve_gb: float = 0.5
+    capacity_tokens: int | None = None
+    max_batch: int = 64
+    chunk_tokens: int = 512
+
+
+class HardwareSpec(msgspec.Struct, kw_only=True):
+    """`pin`: core of each subserver, cyclic; empty = not pinned. `threads`: torch threads a subserver."""
+
+    threads: int = 1
+    pin: list[int] = []
+    transport: Literal["ipc", "tcp"] = "ipc"
+    addresses: list[str] = []  # tcp: front end first, then one address a subserver; empty = free loopback ports
+
+
+class ClusterSpec(msgspec.Struct, kw_only=True):
+    models: list[ModelSpec]
+    algorithms: list[AlgorithmSpec]
+    batching: BatchingSpec = msgspec.field(default_factory=BatchingSpec)
+    engine: EngineSpec = msgspec.field(default_factory=EngineSpec)
+    hardware: HardwareSpec = msgspec.field(default_factory=HardwareSpec)
+
+    def check(self) -> None:
+        """Raise InputError for the first thing that cannot work, naming field, value and what is allowed."""
+        if not self.models:
+            raise InputError("models=[]: allowed is one or more")
+        B, count = self.batching.B, len(self.models)
+        if self.batching.policy == "fixed" and (len(B) != count or any(b < 1 for b in B)):
+            raise InputError(f"batching.B={B}: allowed is {count} numbers >= 1, one for each subserver")
+        if self.batching.max_wait_s <= 0:
+            raise InputError(f"batching.max_wait_s={self.batching.max_wait_s}: allowed is a time > 0 in seconds")
+        for name in ("max_batch", "chunk_tokens"):
+            if getattr(self.engine, name) < 1:
+                raise InputError(f"engine.{name}={getattr(self.engine, name)}: allowed is >= 1")
+        if self.hardware.threads < 1:
+            raise InputError(f"hardware.threads={self.hardware.threads}: allowed is >= 1")
+        if self.hardware.addresses and len(self.hardware.addresses) != count + 1:
+            raise InputError(f"hardware.addresses={self.hardware.addresses}: allowed is {count + 1} addresses, "
+                             "the front end's and one for each subserver")
+        names = [algorithm.name for algorithm in self.algorithms]
+        if len(set(names)) != len(names) or not names:
+            raise InputError(f"algorithms={names}: allowed is one or more, each name once")
+        for spec in self.algorithms:
+            bound = set(spec.models)
+            if not len(bound) == len(spec.models) == len(spec.roles) or not bound <= set(range(count)):
+                raise InputError(f"algo.models={spec.models}: allowed is another subserver of 0..{count - 1} for each "
+                                 f"of {spec.roles}")
+            algorithm = spec.build()
+            for role in spec.roles:
+                if role not in spec.routers:
+                    raise InputError(f"algo.roles={sorted(spec.routers)}: allowed is a router for each of {spec.roles}")
+                algorithm.router(role)  # parameters are checked by building it
+            if isinstance(spec.entry, str) and spec.entry not in spec.roles:
+                raise InputError(f"algo.entry={spec.entry!r}: allowed is one of {spec.roles}")
+
+
+class SubserverSpec(msgspec.Struct, kw_only=True):
+    """What one subserver process is started with. `addresses` by index, the front end's under -1."""
+
+    index: int
+    epoch: int
+    core: int | None
+    capacity_tokens: int
+    addresses: dict[int, str]
+    cluster: ClusterSpec

@@ -1,0 +1,218 @@
+"""The client side of the subservers: requests go in, an ordered log of committed tokens comes out."""
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tokenrouter.cluster.spec import ClusterSpec
+from tokenrouter.core import FinishReason, InputError, SamplingParams
+from tokenrouter.engine.base import ModelInfo
+from tokenrouter.interface import EntryContext
+from tokenrouter.subserver import messages as m
+from tokenrouter.subserver.mailbox import Mailbox
+
+CONTROL_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """Accepted tokens from output position `position` on, in order for each request; `time` is perf_counter's."""
+
+    rid: str
+    position: int
+    token_ids: list[int]
+    role: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndEvent:
+    """The last event of a request: all its tokens have been given out before."""
+
+    rid: str
+    reason: FinishReason
+    num_output: int
+    handoffs: int
+    discarded: int
+    error: str | None
+    time: float
+
+
+Event = TokenEvent | EndEvent
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request in the system. Tokens come from several subservers, so they can overtake each other."""
+
+    entry: int  # subserver index
+    position: int = 0
+    early: dict[int, m.Tokens] = field(default_factory=dict)
+    ended: m.Ended | None = None
+
+
+class Frontend:
+    """Not thread-safe: one caller polls. `models[i]` describes subserver i, once wait_ready has returned."""
+
+    def __init__(self, mailbox: Mailbox, spec: ClusterSpec, watch: Callable[[], None]) -> None:
+        self.models: list[ModelInfo] = []
+        self.capacities: list[int] = []
+        self._mailbox, self._spec, self._watch = mailbox, spec, watch
+        self._algorithms = [algorithm.build() for algorithm in spec.algorithms]
+        self._index = {algorithm.name: i for i, algorithm in enumerate(self._algorithms)}
+        self._open: dict[str, _Open] = {}
+        self._names = itertools.count()
+        self._events: list[Event] = []
+        self._reports: dict[tuple[int, str], dict[str, Any]] = {}
+
+    @property
+    def context_length(self) -> int:
+        """The longest prompt plus output that every model takes and every KV pool holds."""
+        return min(*(info.context_length for info in self.models), *self.capacities)
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Until every model is loaded; then all are told what they must agree on."""
+        ready: dict[int, m.Ready] = {}
+        deadline = time.monotonic() + timeout_s
+        while len(ready) < len(self._spec.models):
+            for sender, message in self._mailbox.receive(0.1):
+                if isinstance(message, m.Ready):
+                    ready[sender] = message
+                elif isinstance(message, m.Failed):
+                    self._raise(sender, message)
+            self._watch()
+            if time.monotonic() > deadline:
+                missing = sorted(set(range(len(self._spec.models))) - set(ready))
+                raise RuntimeError(f"subservers {missing} were not ready after {timeout_s:g} s")
+        self.models = [msgspec.convert(ready[i].info, ModelInfo) for i in sorted(ready)]
+        self.capacities = [ready[i].capacity for i in sorted(ready)]
+        eos = tuple(sorted({e for info in self.models for e in info.eos_token_ids}))
+        for index in ready:
+            self._mailbox.post(index, m.Start(eos, min(info.vocab_size for info in self.models)))
+        self._mailbox.flush()
+
+    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, algorithm: str,
+               params: Mapping[str, Any] | None = None) -> str:
+        """Send a request to its entry; returns its id. Raises InputError for what can never be served."""
+        sampling.check()
+        if algorithm not in self._index:
+            raise InputError(f"algorithm={algorithm!r}: allowed is one of {sorted(self._index)}")
+        if not prompt_ids:
+            raise InputError("prompt=[]: allowed is one token or more")
+        vocab = min(info.vocab_size for info in self.models)
+        if not all(0 <= i < vocab for i in prompt_ids):
+            raise InputError(f"prompt: token ids {min(prompt_ids)} to {max(prompt_ids)}: allowed is 0 to {vocab - 1}")
+        if len(prompt_ids) + sampling.max_tokens > self.context_length:
+            raise InputError(f"prompt of {len(prompt_ids)} tokens with max_tokens={sampling.max_tokens}: "
+                             f"allowed is a sum of at most {self.context_length}, the context of this set of models")
+        number = self._index[algorithm]
+        chosen = self._algorithms[number]
+        parsed = self._parse(chosen.params, params or {})
+        entry = chosen.entry_role(EntryContext(prompt_ids, sampling.seed, parsed))
+        subserver = self._spec.algorithms[number].models[entry]
+        rid = f"r{next(self._names)}"
+        opening = m.Opening(number, entry, len(prompt_ids), sampling, parsed)
+        self._open[rid] = _Open(subserver)
+        self._mailbox.post(subserver, m.Submit(rid, 0, list(prompt_ids), opening))
+        self._mailbox.flush()
+        return rid
+
+    @staticmethod
+    def _parse(known: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, float]:
+        for name in params:
+            if name not in known:
+                raise InputError(f"params.{name}: allowed is one of {sorted(known)}")
+        return {name: known[name].parse(value) for name, value in params.items()}
+
+    def abort(self, rid: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a request early; its EndEvent follows. Nothing happens if it is over already."""
+        if (request := self._open.get(rid)) is not None:
+            self._mailbox.post(request.entry, m.Abort(rid, reason))
+            self._mailbox.flush()
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """All that has happened; waits up to `timeout_s` if nothing has. Raises what `watch` raises."""
+        self._pump(0.0 if self._events else timeout_s)
+        events, self._events = self._events, []
+        return events
+
+    def _pump(self, timeout_s: float) -> None:
+        now = 0.0
+        for sender, message in self._mailbox.receive(timeout_s):
+            now = now or time.perf_counter()  # once a burst, when it came in
+            if isinstance(message, m.Tokens):
+                self._on_tokens(message, now)
+            elif isinstance(message, m.Ended):
+                if (request := self._open.get(message.rid)) is not None:
+                    request.ended = message
+                    self._close_if_complete(message.rid, request, now)
+            elif isinstance(message, m.Report):
+                self._reports[sender, message.command] = message.body
+            elif isinstance(message, m.Failed):
+                self._raise(sender, message)
+        self._watch()
+
+    def _on_tokens(self, tokens: m.Tokens, now: float) -> None:
+        request = self._open.get(tokens.rid)
+        if request is None or tokens.position < request.position:
+            return
+        request.early[tokens.position] = tokens
+        while (due := request.early.pop(request.position, None)) is not None:
+            self._events.append(TokenEvent(due.rid, due.position, due.token_ids, due.role, now))
+            request.position += len(due.token_ids)
+        self._close_if_complete(tokens.rid, request, now)
+
+    def _close_if_complete(self, rid: str, request: _Open, now: float) -> None:
+        """An end can overtake the last tokens. An abort does not wait for those that were cut off."""
+        ended = request.ended
+        if ended is None or (ended.reason is not FinishReason.ABORT and request.position < ended.num_output):
+            return
+        del self._open[rid]
+        handoffs, discarded = ended.counts
+        self._events.append(EndEvent(rid, ended.reason, request.position, handoffs, discarded, ended.error, now))
+
+    def _raise(self, index: int, failed: m.Failed) -> None:
+        name = self._spec.models[index].name
+        if failed.bad_input:
+            raise InputError(failed.error.removeprefix("InputError: "))
+        raise RuntimeError(f"subserver {index} ({name}) failed: {failed.error}")
+
+    # Administration.
+
+    def stats(self) -> list[dict[str, Any]]:
+        """One report a subserver, since the last reset (subserver/stats.py)."""
+        return self._ask("stats")
+
+    def reset_stats(self) -> None:
+        self._ask("reset_stats")
+
+    def flush_cache(self) -> None:
+        self._ask("flush_cache")
+
+    def check(self) -> None:
+        """The invariants of an idle system: every page owned, counts equal, nothing left. Raises AssertionError."""
+        for index, report in enumerate(self._ask("check")):
+            assert report["active"] == sorted(self._open), f"subserver {index}: active {report['active']}"
+            assert set(report["requests"]) <= set(self._open), f"subserver {index}: requests {report['requests']}"
+
+    def _ask(self, command: str) -> list[dict[str, Any]]:
+        count = len(self._spec.models)
+        for index in range(count):
+            self._reports.pop((index, command), None)
+            self._mailbox.post(index, m.Control(command))
+        self._mailbox.flush()
+        deadline = time.monotonic() + CONTROL_TIMEOUT_S
+        while any((index, command) not in self._reports for index in range(count)):
+            self._pump(0.05)
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no answer to {command!r} after {CONTROL_TIMEOUT_S:g} s")
+        return [self._reports[index, command] for index in range(count)]

@@ -1,0 +1,128 @@
+"""One subserver's process: `python -m tokenrouter.subserver SPEC.json`, started by tokenrouter.cluster."""
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenrouter.cluster.spec import SubserverSpec
+from tokenrouter.core import InputError
+from tokenrouter.subserver import messages as m
+from tokenrouter.subserver.mailbox import Mailbox
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(path: str) -> int:
+    spec = msgspec.json.decode(Path(path).read_bytes(), type=SubserverSpec)
+    _die_with_parent()
+    if spec.core is not None:
+        os.sched_setaffinity(0, {spec.core})
+    mailbox = Mailbox(spec.index, spec.epoch, spec.addresses[spec.index],
+                      {i: a for i, a in spec.addresses.items() if i != spec.index})
+    try:
+        _serve(spec, mailbox)
+    except Exception as error:
+        traceback.print_exc()
+        mailbox.post(m.FRONT_END, m.Failed(f"{type(error).__name__}: {error}", isinstance(error, InputError)))
+        return 1
+    finally:
+        mailbox.flush()
+        mailbox.close()
+    return 0
+
+
+def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
+    import torch  # heavy: the socket is bound by now, so nothing sent meanwhile is lost
+
+    torch.set_num_threads(spec.cluster.hardware.threads)
+    from tokenrouter.engine import load_engine
+    from tokenrouter.interface import ModelContext
+    from tokenrouter.subserver.lifecycle import Lifecycle
+    from tokenrouter.subserver.loop import Subserver
+    from tokenrouter.subserver.policy import make_policy
+    from tokenrouter.subserver.routing import Routing
+    from tokenrouter.subserver.scheduler import Scheduler
+    from tokenrouter.subserver.stats import Stats
+
+    model, engine_spec, batching = spec.cluster.models[spec.index], spec.cluster.engine, spec.cluster.batching
+    engine = load_engine(engine_spec.kind, path=model.path, revision=model.revision, device=model.device,
+                         dtype=model.dtype, load_format=model.load_format, capacity_tokens=spec.capacity_tokens,
+                         **engine_spec.options)
+    info = engine.info
+    context = ModelContext(engine.device, info.vocab_size, info.hidden_size, info.eos_token_ids, engine.embed)
+    algorithms = [a.build() for a in spec.cluster.algorithms]
+    models = [a.models for a in spec.cluster.algorithms]
+    routers = {}
+    for i, algorithm in enumerate(algorithms):
+        if spec.index in models[i]:
+            routers[i] = algorithm.router(algorithm.roles[models[i].index(spec.index)])
+            routers[i].setup(context)
+
+    mailbox.post(m.FRONT_END, m.Ready(msgspec.to_builtins(info), engine.capacity().total))
+    mailbox.flush()
+    start = _await_start(mailbox)
+    if start is None:
+        return
+
+    scheduler = Scheduler(engine, make_policy(batching, spec.index), max_batch=engine_spec.max_batch,
+                          chunk_tokens=engine_spec.chunk_tokens, max_wait_s=batching.max_wait_s)
+    stats = Stats()
+
+    def control(command: str) -> dict[str, Any]:
+        if command == "stats":
+            return stats.report() | {
+                "role": {algorithms[i].name: router.role for i, router in routers.items()},
+                "threshold_B": scheduler.threshold(len(lifecycle.active)),
+                **msgspec.to_builtins(scheduler.counters), "engine": msgspec.to_builtins(engine.counters),
+            }
+        if command == "reset_stats":
+            stats.__init__()  # type: ignore[misc]
+        elif command == "flush_cache":
+            engine.flush_cache()
+        elif command == "check":
+            engine.check([r.rid for r in scheduler.requests.values() if r.resident])
+            return {"active": sorted(lifecycle.active), "requests": sorted(scheduler.requests)}
+        return {}
+
+    lifecycle = Lifecycle(spec.index, mailbox, scheduler, algorithms, models, routers, control)
+    routing = Routing(algorithms, routers, lifecycle, eos_token_ids=frozenset(start.eos_token_ids),
+                      vocab_size=start.vocab_size)
+    gc.collect()
+    gc.freeze()  # the model's objects are never garbage: collections should not walk them
+    Subserver(engine, mailbox, scheduler, lifecycle, routing, stats, _parent_watch()).run()
+
+
+def _await_start(mailbox: Mailbox) -> m.Start | None:
+    """None if told to stop, or left alone, before all others were ready."""
+    alive = _parent_watch()
+    while alive():
+        for _, message in mailbox.receive(0.1):
+            if isinstance(message, m.Start):
+                return message
+            if isinstance(message, m.Control) and message.command == "stop":
+                return None
+    return None
+
+
+def _parent_watch() -> Any:
+    parent = os.getppid()
+    return lambda: os.getppid() == parent
+
+
+def _die_with_parent() -> None:
+    """No orphan may stay behind, however the parent ends; Ctrl-C is the parent's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))

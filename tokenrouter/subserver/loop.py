@@ -1,0 +1,69 @@
+"""The main loop of a subserver: receive, schedule and run, send (paper section 4.2).
+
+One model, one process, one loop. Nothing here waits for a peer: a request that is away is simply not here, and a
+request that returns is an entry in `ready` again.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tokenrouter.core import Request, Status
+from tokenrouter.engine.base import Engine, Row
+from tokenrouter.subserver.lifecycle import Lifecycle
+from tokenrouter.subserver.mailbox import Mailbox
+from tokenrouter.subserver.routing import Routing
+from tokenrouter.subserver.scheduler import Scheduler
+from tokenrouter.subserver.stats import Stats
+
+IDLE_POLL_S = 0.1  # how soon an idle subserver notices that its parent is gone
+
+
+class Subserver:
+    def __init__(self, engine: Engine, mailbox: Mailbox, scheduler: Scheduler, lifecycle: Lifecycle,
+                 routing: Routing, stats: Stats, alive: Callable[[], bool]) -> None:
+        self.engine, self.mailbox, self.scheduler = engine, mailbox, scheduler
+        self.lifecycle, self.routing, self.stats, self.alive = lifecycle, routing, stats, alive
+
+    def run(self) -> None:
+        """Serve until told to stop, or until the parent process is gone."""
+        while not self.lifecycle.stopping and self.alive():
+            if not self.turn():
+                self.receive(IDLE_POLL_S)
+
+    def turn(self) -> bool:
+        """Once through the three stages; False if there was nothing to run."""
+        start = time.perf_counter()
+        self.receive()
+        batch = self.scheduler.assemble() if self.may_launch() else []
+        compute_s = self.step(batch) if batch else 0.0
+        self.mailbox.flush()
+        if batch:
+            tokens = sum(len(row.token_ids) for _, row in batch)
+            self.stats.step(start, time.perf_counter(), compute_s, len(batch), tokens)
+        return bool(batch)
+
+    def receive(self, timeout_s: float = 0.0) -> None:
+        """Everything that has arrived, whole bursts, before any launch is decided."""
+        for sender, message in self.mailbox.receive(timeout_s):
+            self.lifecycle.handle(sender, message)
+
+    def may_launch(self) -> bool:
+        return self.scheduler.may_launch(len(self.lifecycle.active), time.perf_counter())
+
+    def step(self, batch: list[tuple[Request, Row]]) -> float:
+        """One forward pass, then each complete row is routed, and accepted, discarded or handed over."""
+        started = time.perf_counter()
+        output = self.engine.step([row for _, row in batch])
+        complete = []
+        for request, row in batch:
+            request.kv_len += len(row.token_ids)
+            if not request.admitted:
+                request.admitted = True
+                self.stats.admission_ms.append((started - request.arrived) * 1e3)
+            if row.num_logits:
+                request.status = Status.RUNNING
+                complete.append(request)
+        if complete:
+            self.routing.settle(complete, output, self.stats)
+        return output.compute_s

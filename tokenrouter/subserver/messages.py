@@ -1,0 +1,149 @@
+"""Everything that travels between processes, as typed structs.
+
+One envelope a destination and loop turn: bursts travel whole. Messages about a request carry (rid, incarnation);
+an envelope carries its sender and the sender's epoch; what is stale is dropped by the receiver.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tokenrouter.core import FinishReason, SamplingParams
+
+FRONT_END = -1  # sender index of the front end
+
+
+class _Message(msgspec.Struct, array_like=True, tag=True):
+    pass
+
+
+class Opening(msgspec.Struct, array_like=True):
+    """What a subserver must know of a request that it has not seen: it rides in the first message about it."""
+
+    algorithm: int
+    entry: int
+    prompt_len: int
+    sampling: SamplingParams
+    params: dict[str, Any]
+
+
+class Submit(_Message):
+    """Front end -> entry: a new request."""
+
+    rid: str
+    incarnation: int
+    prompt_ids: list[int]
+    opening: Opening
+
+
+class Abort(_Message):
+    """Front end -> entry: end this request now, for the reason given."""
+
+    rid: str
+    reason: FinishReason
+
+
+class Handoff(_Message):
+    """Holder -> next holder: a PeerReq (interface.py) with what the runtime adds to it.
+
+    `authors[i]` wrote token_ids[i] (-1: prompt). `known[r]` ids are known to be held by role r. `counts` travel
+    with the request: handoffs and discarded proposals so far.
+    """
+
+    rid: str
+    incarnation: int
+    role: int  # the receiver's
+    token_ids: list[int]
+    authors: list[int]
+    loc: int
+    known: list[int]
+    counts: tuple[int, int]
+    extra: Any = None
+    opening: Opening | None = None
+
+
+class Resend(_Message):
+    """Receiver of a handoff -> its sender: I hold `have` ids only; send from there, with an opening."""
+
+    rid: str
+    incarnation: int
+    role: int  # the asker's
+    have: int
+
+
+class Admitted(_Message):
+    """Entry -> peers: one more active request of this algorithm."""
+
+    rid: str
+    incarnation: int
+    algorithm: int
+
+
+class Ended(_Message):
+    """Holder -> entry, then entry -> peers and front end: this request is over."""
+
+    rid: str
+    incarnation: int
+    reason: FinishReason
+    num_output: int
+    counts: tuple[int, int]
+    error: str | None = None
+
+
+class Tokens(_Message):
+    """Committer -> front end: accepted tokens from output position `position` on, all written by `role`."""
+
+    rid: str
+    incarnation: int
+    position: int
+    token_ids: list[int]
+    role: int
+
+
+class Ready(_Message):
+    """Subserver -> front end: loaded, self-tested, at your service."""
+
+    info: dict[str, Any]
+    capacity: int
+
+
+class Start(_Message):
+    """Front end -> subserver, once all are ready: what they must agree on.
+
+    `eos_token_ids`: the union over the models; `vocab_size`: ids from here on are unknown to some model.
+    """
+
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+
+
+class Failed(_Message):
+    """Subserver -> front end: why it ends; `bad_input` if the user's configuration is to blame."""
+
+    error: str
+    bad_input: bool
+
+
+class Control(_Message):
+    """Front end -> subserver: "stats", "reset_stats", "check", "flush_cache" or "stop"; "check" verifies invariants."""
+
+    command: str
+
+
+class Report(_Message):
+    """Subserver -> front end: the answer to a Control."""
+
+    command: str
+    body: dict[str, Any]
+
+
+Message = (
+    Submit | Abort | Handoff | Resend | Admitted | Ended | Tokens | Ready | Start | Failed | Control | Report
+)
+
+
+class Envelope(msgspec.Struct, array_like=True):
+    sender: int
+    epoch: int
+    messages: list[Message]

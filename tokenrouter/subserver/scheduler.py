@@ -1,0 +1,150 @@
+"""Which requests the next step runs, and whose KV makes room for them."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tokenrouter.core import Request, Status
+from tokenrouter.engine.base import Engine, Row
+from tokenrouter.subserver.policy import LaunchPolicy
+
+# A resume or a first handoff of a few tokens costs about a decode; longer appends share the chunk budget.
+SHORT_APPEND = 16
+
+
+@dataclass(slots=True)
+class Counters:
+    evictions: int = 0  # KV taken from requests that are away
+    preemptions: int = 0  # KV taken from requests that are here
+    timeouts: int = 0  # launches below the threshold after max_wait_s: zero in healthy runs
+
+
+class Scheduler:
+    """The requests of one subserver. `ready` are here, in order of first arrival; `away` are at a peer."""
+
+    def __init__(self, engine: Engine, policy: LaunchPolicy, *, max_batch: int, chunk_tokens: int,
+                 max_wait_s: float) -> None:
+        self.engine, self.policy = engine, policy
+        self.max_batch, self.chunk_tokens, self.max_wait_s = max_batch, chunk_tokens, max_wait_s
+        self.requests: dict[str, Request] = {}
+        self.ready: dict[str, Request] = {}
+        self.away: dict[str, Request] = {}  # with KV resident, the longest away first
+        self.counters = Counters()
+        self._arrivals = 0
+
+    def add(self, request: Request, now: float) -> None:
+        """A request that this subserver has not seen: it is here, and waits for its first step."""
+        self._arrivals += 1
+        request.order = self._arrivals
+        self.requests[request.rid] = request
+        self._arrive(request, now)
+
+    def resume(self, request: Request, now: float) -> None:
+        """It came back: pending -> running, nothing else."""
+        self.away.pop(request.rid, None)
+        request.status = Status.RUNNING
+        self._arrive(request, now)
+
+    def _arrive(self, request: Request, now: float) -> None:
+        request.arrived, request.admitted = now, False
+        self.ready[request.rid] = request
+
+    def depart(self, request: Request) -> None:
+        """Handed off: running -> pending; its KV stays until room is needed."""
+        request.status = Status.PENDING
+        del self.ready[request.rid]
+        if request.resident:
+            self.away[request.rid] = request
+
+    def remove(self, request: Request) -> None:
+        """The request is over: whatever of it is here is given back."""
+        request.status = Status.FINISHED
+        for table in (self.requests, self.ready, self.away):
+            table.pop(request.rid, None)
+        if request.resident:
+            self.engine.free(request.rid, request.ids[: request.kv_len])
+            request.resident = False
+
+    def threshold(self, active: int) -> int:
+        return min(self.policy.threshold(active), self.max_batch)
+
+    def may_launch(self, active: int, now: float) -> bool:
+        """The gate of delayed batching. New prompts pass it; all else counts towards B_i."""
+        if not self.ready:
+            return False
+        threshold = self.threshold(active)
+        if len(self.ready) >= threshold:
+            return True
+        if any(request.status is Status.WAITING and request.role == request.entry for request in self.ready.values()):
+            return True
+        if self._memory_is_full():
+            return True
+        if now - min(request.arrived for request in self.ready.values()) >= self.max_wait_s:
+            self.counters.timeouts += 1
+            return True
+        return False
+
+    def _memory_is_full(self) -> bool:
+        """Waiting for one more would be in vain: it could not be admitted together with those that are ready."""
+        needs = [self._pages(request) for request in self.ready.values()]
+        capacity = self.engine.capacity()
+        return sum(needs) + max(needs) > capacity.total // capacity.page_size
+
+    def _pages(self, request: Request) -> int:
+        return -(-len(request.ids) // self.engine.capacity().page_size)
+
+    def assemble(self) -> list[tuple[Request, Row]]:
+        """The next batch: everything that is ready and fits, the earliest arrivals first."""
+        batch: list[tuple[Request, Row]] = []
+        chosen: set[str] = set()
+        budget = self.chunk_tokens
+        for request in self._candidates():
+            if len(batch) == self.max_batch:
+                break
+            if not request.resident:
+                request.kv_len = self.engine.open(request.rid, request.ids)
+                request.resident = True
+            missing = len(request.ids) - request.kv_len
+            take = missing if missing <= SHORT_APPEND else min(missing, budget)
+            if take == 0:
+                continue
+            if not self._make_room(request, take, chosen):
+                self._release_kv(request)  # it waits for those before it, and must not keep room from them
+                self.counters.preemptions += 1
+                continue
+            if missing > SHORT_APPEND:
+                budget -= take
+            end = request.kv_len + take
+            batch.append((request, Row(request.rid, request.ids[request.kv_len : end], int(end == len(request.ids)))))
+            chosen.add(request.rid)
+        return batch
+
+    def _candidates(self) -> Iterator[Request]:
+        ordered = sorted(self.ready.values(), key=lambda request: request.order)
+        # Long appends come last: they fill what is left of the step, and nobody waits behind them.
+        yield from (r for r in ordered if len(r.ids) - r.kv_len <= SHORT_APPEND)
+        yield from (r for r in ordered if len(r.ids) - r.kv_len > SHORT_APPEND)
+
+    def _make_room(self, request: Request, tokens: int, chosen: set[str]) -> bool:
+        """Room for `tokens` more of `request`: from the away first, then from later arrivals that are here.
+
+        The earliest arrival can take from everybody, so it always gets on, and with it the system.
+        """
+        while not self.engine.allocate(request.rid, tokens):
+            victim = next(iter(self.away.values()), None)
+            if victim is not None:
+                self.counters.evictions += 1
+            else:
+                later = [r for r in self.ready.values()
+                         if r.resident and r.rid not in chosen and r.order > request.order]
+                if not later:
+                    return False
+                victim = max(later, key=lambda r: r.order)
+                self.counters.preemptions += 1
+            self._release_kv(victim)
+        return True
+
+    def _release_kv(self, request: Request) -> None:
+        self.engine.free(request.rid, request.ids[: request.kv_len])
+        request.resident, request.kv_len = False, 0
+        self.away.pop(request.rid, None)
