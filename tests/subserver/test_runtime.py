@@ -20,9 +20,11 @@ def prompts(rng: random.Random, count: int) -> list[tuple[list[int], int]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), roles=st.integers(1, 3), count=st.integers(1, 12), pages=st.sampled_from([16, 24, 500]),
-       B=st.lists(st.integers(1, 4), min_size=3, max_size=3), max_batch=st.sampled_from([1, 3, 64]))
-def test_every_schedule_gives_the_reference(seed: int, roles: int, count: int, pages: int, B: list[int], max_batch: int):
+@given(seed=st.integers(0, 2**32), roles=st.integers(1, 3), count=st.integers(1, 12),
+       pages=st.sampled_from([16, 24, 500]), B=st.lists(st.integers(1, 4), min_size=3, max_size=3),
+       max_batch=st.sampled_from([1, 3, 64]))
+def test_every_schedule_gives_the_reference(seed: int, roles: int, count: int, pages: int, B: list[int],
+                                            max_batch: int):
     """Tokens, authors and reason of each request; small pools force eviction and preemption; nothing is left."""
     algorithm = toy_algorithm(roles, entry=seed % roles)
     batching = BatchingSpec(policy="fixed", B=B[:roles], max_wait_s=1e9)  # no time-out may be needed
