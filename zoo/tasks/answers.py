@@ -1,0 +1,82 @@
+"""What a text answers, and whether that is what was expected.
+
+Plain numbers are compared here, exactly; everything else is left to math-verify (`verified`), with which the plain
+comparison agrees.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from decimal import Decimal
+from typing import Literal, cast, get_args
+
+from tokenrouter.core import InputError
+
+Kind = Literal["boxed", "final_number"]
+
+_PLAIN = re.compile(r"[+-]?\d{1,30}(\.\d{1,30})?")
+_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+_MARK = "####"
+
+
+def check_kind(name: str) -> Kind:
+    """`name`, if a grader is called so; InputError otherwise."""
+    if name not in get_args(Kind):
+        raise InputError(f"workload.grader={name!r}: allowed is one of {', '.join(get_args(Kind))}")
+    return cast(Kind, name)
+
+
+def extract(kind: Kind, text: str) -> str | None:
+    """The answer that `text` gives, or None.
+
+    boxed: what the last complete `\\boxed{...}` holds. final_number: the number behind the last `####` (GSM8K's mark);
+    without one, what is boxed; without that, the last number in the text. Commas between thousands are taken out.
+    """
+    if kind == "boxed":
+        return _last_boxed(text)
+    marked = _NUMBER.search(text, text.rfind(_MARK)) if _MARK in text else None
+    if marked:
+        return marked.group().replace(",", "")
+    boxed = _last_boxed(text)
+    if boxed is not None:
+        return boxed
+    numbers = _NUMBER.findall(text)
+    return numbers[-1].replace(",", "") if numbers else None
+
+
+def plainly_equal(answer: str, expected: str) -> bool | None:
+    """Whether two plain decimal numbers are the same; None if one of them is anything else."""
+    if _PLAIN.fullmatch(answer) and _PLAIN.fullmatch(expected):
+        return Decimal(answer) == Decimal(expected)
+    return None
+
+
+def verified(answer: str, expected: str) -> bool:
+    """Whether math-verify holds two expressions for equal. Without any limit of time; ValueError if it cannot read
+    `expected`. An answer that it cannot read is wrong."""
+    import math_verify  # sympy: most of a second, and not needed for plain numbers
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that the caller has to limit the time
+    config = [math_verify.LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
+
+    def read(content: str) -> list:
+        return math_verify.parse(f"\\boxed{{{content}}}", config, parsing_timeout=None)
+
+    gold = read(expected)
+    if not gold:
+        raise ValueError(f"expected answer {expected!r} cannot be read")
+    return math_verify.verify(gold, read(answer), timeout_seconds=None)
+
+
+def _last_boxed(text: str) -> str | None:
+    """Content of the last `\\boxed{` whose brace is closed."""
+    start = text.rfind("\\boxed{")
+    while start >= 0:
+        depth, begin = 1, start + len("\\boxed{")
+        for end in range(begin, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            if depth == 0:
+                return text[begin:end].strip() or None
+        start = text.rfind("\\boxed{", 0, start)
+    return None

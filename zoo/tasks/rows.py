@@ -1,0 +1,126 @@
+"""Rows of a data set, from a local file or the hub, and the tasks that they hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenrouter.core import InputError
+
+FORMATS = ("json", "jsonl", "parquet")
+MARK = "{question}"
+
+Numbered = list[tuple[int, Any]]  # (number as the user counts it, from 1; row)
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem: what the model is asked, and the answer it should come to (None: not graded)."""
+
+    id: str
+    prompt_messages: list[Message]
+    expected: str | None
+
+
+class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Names of a row's columns. Without one for ids, a row's id is its index."""
+
+    question: str
+    answer: str
+    id: str | None = None
+
+    def names(self) -> list[str]:
+        return [name for name in (self.id, self.question, self.answer) if name is not None]
+
+
+def read_file(path: str, columns: Columns) -> Numbered:
+    """The rows of a json (one list), jsonl or parquet file. InputError if there is none, or it cannot be read."""
+    file = Path(path)
+    kind = file.suffix.removeprefix(".").lower()
+    allowed = f"allowed is a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file with the columns {columns.names()}"
+    if kind not in FORMATS:
+        raise InputError(f"workload.path={path!r}: {allowed}")
+    if not file.is_file():
+        raise InputError(f"workload.path={path!r}: no such file; {allowed}")
+    try:
+        if kind == "parquet":
+            import pyarrow.parquet
+
+            return list(enumerate(pyarrow.parquet.read_table(file).to_pylist(), 1))
+        text = file.read_text(encoding="utf-8")
+        if kind == "json":
+            rows = json.loads(text)
+            if not isinstance(rows, list):
+                raise InputError(f"workload.path={path!r}: holds one {type(rows).__name__}; allowed is a list of rows")
+            return list(enumerate(rows, 1))
+    except (ValueError, OSError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = " ".join(str(error).split())
+        raise InputError(f"workload.path={path!r}: cannot be read as {kind} ({reason}); {allowed}") from None
+    # Not splitlines, which also breaks at characters that JSON strings may hold as they are.
+    return [(number, _parse(path, number, line)) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def _parse(path: str, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise InputError(
+            f"workload.path={path!r} row {number}: {line[:60]!r} is not JSON ({error}); allowed is one object a line"
+        ) from None
+
+
+def to_tasks(source: str, rows: Numbered, columns: Columns, prompt: str, answer_after: str | None) -> list[Task]:
+    """The tasks in `rows`, asked as `prompt` says, `{question}` filled in.
+
+    `answer_after`: the answer is what stands behind the last such mark in the answer column. `source` is how errors
+    name the rows' origin. Raises InputError for the first row that is broken, doubled or short of a column, and for
+    none at all.
+    """
+    if not rows:
+        raise InputError(f"{source}: has no rows; allowed is one or more with the columns {columns.names()}")
+    tasks: dict[str, Task] = {}
+    for index, (number, row) in enumerate(rows):
+        where = f"{source} row {number}"
+        if not isinstance(row, dict) or any(name not in row for name in columns.names()):
+            has = list(row) if isinstance(row, dict) else type(row).__name__
+            raise InputError(f"{where}: has {has}; allowed is an object with the columns {columns.names()}")
+        id = str(index) if columns.id is None else _text(where, row, columns.id)
+        if id in tasks:
+            raise InputError(f"{where}: {columns.id}={id!r} occurs twice; allowed is an id of its own for each row")
+        question = _text(where, row, columns.question)
+        expected = _text(where, row, columns.answer)
+        if answer_after is not None:
+            _, mark, expected = expected.rpartition(answer_after)
+            expected = expected.strip().replace(",", "")
+            if not mark or not expected:
+                raise InputError(
+                    f"{where}: {columns.answer}={row[columns.answer][-40:]!r}: allowed is an answer behind "
+                    f"{answer_after!r}"
+                )
+        tasks[id] = Task(id, [{"role": "user", "content": prompt.replace(MARK, question)}], expected)
+    return list(tasks.values())
+
+
+def fingerprint(tasks: Sequence[Task]) -> str:
+    """12 hex digits that stand for ids, prompts and expected answers."""
+    content = [(task.id, task.prompt_messages, task.expected) for task in tasks]
+    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:12]
+
+
+def _text(where: str, row: dict[str, Any], column: str) -> str:
+    """A cell as text; numbers without a fraction as integers."""
+    value = row[column]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not str(value).strip():
+        raise InputError(f"{where}: {column}={value!r}: allowed is a text that is not empty, or a number")
+    return str(value)
