@@ -1,0 +1,16 @@
+"""Engines: one model each, behind the protocol of base.py."""
+from __future__ import annotations
+
+from typing import Any
+
+from tokenrouter.core import InputError
+from tokenrouter.engine.base import Engine
+
+
+def load_engine(kind: str, **options: Any) -> Engine:
+    """The engine of that kind (torch); `options` are its constructor's arguments."""
+    if kind == "torch":
+        from tokenrouter.engine.torch.engine import TorchEngine  # loads transformers
+
+        return TorchEngine(**options)
+    raise InputError(f"engine={kind!r}: allowed is torch")

@@ -1,0 +1,118 @@
+"""The embedded engine: a causal LM on one device over an own paged KV pool."""
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from tokenrouter.core import InputError
+from tokenrouter.engine.base import Capacity, EngineCounters, EngineOutput, ModelInfo, Row
+from tokenrouter.engine.torch import load, selftest
+from tokenrouter.engine.torch.batch import build_batch
+from tokenrouter.engine.torch.hf import HFRunner
+from tokenrouter.engine.torch.kv import KVPool, bytes_per_token
+from tokenrouter.engine.torch.pages import PagePool
+from tokenrouter.engine.torch.runner import Runner
+
+
+class TorchEngine:
+    """Implements tokenrouter.engine.base.Engine.
+
+    `path`: a folder with config.json and safetensors, or a hub name; with load_format="dummy" the config is enough.
+    `runner`: fast (the Qwen and Llama family), hf (any model), auto (fast where it can). `capacity_tokens` is
+    rounded down to whole pages. A model that over the pool differs from plain transformers is refused at load.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        load_format: str = "auto",
+        runner: str = "auto",
+        capacity_tokens: int = 16384,
+        page_size: int = 16,
+        prefix_cache: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if page_size < 1:
+            raise InputError(f"engine.page_size={page_size}: allowed is 1 or more tokens")
+        if capacity_tokens < page_size:
+            raise InputError(f"engine.capacity_tokens={capacity_tokens}: allowed is a page ({page_size}) or more")
+        self.device = torch.device(device)
+        self._page_size, self._prefix_cache = page_size, prefix_cache
+        model = load.load_model(path, dtype=dtype, device=self.device, load_format=load_format, seed=seed)
+        config = model.config.get_text_config()
+        expected = selftest.references(model)
+        name = Path(path).name
+        self._runner: Runner = HFRunner(model, name)
+        self.info = ModelInfo(
+            name=name,
+            vocab_size=expected[0].logits.shape[1],
+            hidden_size=expected[0].hidden.shape[1],
+            context_length=load.context_length(config),
+            eos_token_ids=load.eos_token_ids(model),
+            num_params=self._runner.num_params,
+            dtype=dtype,
+            weight_bytes=self._runner.weight_bytes,
+            bytes_per_token=bytes_per_token(self._runner.shapes, load.DTYPES[dtype]),
+            engine="torch",
+        )
+        # The self-test runs in a pool of its own: it does not depend on how small the real one is, and fails first.
+        self._make_pool(2 * -(-selftest.MAX_LENGTH // page_size))
+        selftest.check(self, expected)
+        self._make_pool(capacity_tokens // page_size)
+
+    def _make_pool(self, num_pages: int) -> None:
+        self.counters = EngineCounters()
+        dtype = load.DTYPES[self.info.dtype]
+        self._kv = KVPool(self._runner.shapes, num_pages, self._page_size, dtype, self.device)
+        self._pool = PagePool(
+            num_pages, self._page_size, prefix_cache=self._prefix_cache, copy=self._kv.copy_page, counters=self.counters
+        )
+
+    def capacity(self) -> Capacity:
+        size = self._page_size
+        return Capacity(self._pool.num_pages * size, self._pool.free_pages * size, size)
+
+    def open(self, rid: str, ids: Sequence[int]) -> int:
+        return self._pool.open(rid, ids)
+
+    def allocate(self, rid: str, num_tokens: int) -> bool:
+        return self._pool.allocate(rid, num_tokens)
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[Row]) -> EngineOutput:
+        batch = build_batch(rows, self._pool, self.device)
+        start = time.perf_counter()
+        logits, hidden = self._runner.forward(batch, self._kv)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elapsed = time.perf_counter() - start
+        for row in rows:
+            self._pool.append(row.rid, row.token_ids)
+        self.counters.steps += 1
+        self.counters.tokens += len(batch.ids)
+        return EngineOutput(logits, hidden, elapsed)
+
+    def truncate(self, rid: str, length: int) -> None:
+        self._pool.truncate(rid, length)
+
+    def free(self, rid: str, ids: Sequence[int] = ()) -> None:
+        self._pool.free(rid, ids)
+
+    def kv_len(self, rid: str) -> int:
+        return self._pool.length(rid)
+
+    @torch.inference_mode()
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self._runner.embed(token_ids)
+
+    def check(self, live: Iterable[str]) -> None:
+        self._pool.check(live)
+
+    def flush_cache(self) -> None:
+        self._pool.flush()

@@ -1,0 +1,68 @@
+"""Models from disk, or random ones of a config."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from tokenrouter.core import InputError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Rotary embeddings whose frequencies change once a sequence is longer than they were made for: the tokens of one
+# batch would not agree on them.
+_CHANGING_ROPE = ("dynamic", "longrope")
+
+_auto: Any = AutoModelForCausalLM  # its methods have no types
+
+
+def load_model(path: str, *, dtype: str, device: torch.device, load_format: str, seed: int) -> Any:
+    """The transformers model in the folder (or of the hub name) `path`; `dummy`: random weights of its config.
+
+    Weights are read from safetensors only.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"engine.dtype={dtype!r}: allowed is {', '.join(DTYPES)}")
+    if load_format not in ("auto", "dummy"):
+        raise InputError(f"engine.load_format={load_format!r}: allowed is auto, dummy")
+    try:
+        config = AutoConfig.from_pretrained(path)
+        if load_format == "dummy":
+            model = _auto.from_config(config, dtype=DTYPES[dtype])
+            if Path(path, "generation_config.json").exists():
+                model.generation_config = GenerationConfig.from_pretrained(path)
+            _randomize(model, seed)
+        else:
+            model = _auto.from_pretrained(path, dtype=DTYPES[dtype], use_safetensors=True)
+    except (OSError, ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"engine.path={path!r}: allowed is a causal language model's folder ({reason})") from error
+    return model.eval().requires_grad_(False).to(device)
+
+
+def eos_token_ids(model: Any) -> tuple[int, ...]:
+    """Those of the config and of the generation config together."""
+    ids: set[int] = set()
+    for config in (model.config.get_text_config(), model.generation_config):
+        eos = getattr(config, "eos_token_id", None)
+        ids.update([] if eos is None else [eos] if isinstance(eos, int) else eos)
+    return tuple(sorted(ids))
+
+
+def context_length(config: Any) -> int:
+    """The most tokens a sequence may have."""
+    length: int = config.max_position_embeddings
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in _CHANGING_ROPE:
+        length = min(length, rope.get("original_max_position_embeddings") or length)
+    return length
+
+
+def _randomize(model: Any, seed: int) -> None:
+    """Weights so large that a layer's output is of the size of its input, and that greedy tokens vary."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        scale = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1 if name.endswith("bias") else 0.0
+        if scale:
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * scale)
