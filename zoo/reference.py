@@ -2,7 +2,7 @@
 
 Every engine, batch, schedule and launch threshold must give the tokens that `Reference.decode` gives, each written by
 the same model. Two computations of one number differ in their last bits, so a divergence is excused where the
-reference itself was nearly undecided: see `Record.margins` and `compare`.
+reference itself was nearly undecided: see `Record.margins` and `compare`. What becomes of a proposal is in zoo/walk.py.
 """
 from __future__ import annotations
 
@@ -15,34 +15,16 @@ import msgspec
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tokenrouter.core import FinishReason, InputError, Request, SamplingParams
-from tokenrouter.interface import Algorithm, EntryContext, LogitsOutput, ModelContext, RequestView, StepResult
+from tokenrouter.core import InputError, SamplingParams
+from tokenrouter.engine.torch.load import context_length, eos_token_ids
+from tokenrouter.interface import Algorithm, LogitsOutput, ModelContext, StepResult
 from tokenrouter.sampling import Draw, Purpose, probabilities, sample, uniform
+from zoo.walk import Record, Walk
 
 TOLERANCE = 1e-4
-_MAX_STALL = 64  # handoffs in a row that accept nothing: the routers send the request in circles
 
 # (role, ids) -> logits [1, V] and hidden states [1, H] after the last of the ids
 Forward = Callable[[int, list[int]], tuple[torch.Tensor, torch.Tensor]]
-
-
-class Record(msgspec.Struct):
-    """A request that was decoded, by whichever system. `token_models[t]` is the role that wrote token t.
-
-    `margins[t]`: the least distance, over all that led to token t, of a logit from its runner-up, of a draw from the
-    next token's share of probability, or of a router's score from its threshold; only the reference gives them.
-    `handoffs` and `discarded` (proposals) are None where a system does not report them.
-    """
-
-    prompt_ids: list[int]
-    sampling: SamplingParams
-    params: dict[str, Any] = {}
-    token_ids: list[int] = []
-    token_models: list[int] = []
-    finish_reason: str | None = None
-    handoffs: int | None = None
-    discarded: int | None = None
-    margins: list[float] = []
 
 
 class Verdict(NamedTuple):
@@ -67,8 +49,8 @@ class Reference:
             raise InputError(f"models: {len(models)} given; allowed is one for each of {list(algorithm.roles)}")
         self.algorithm, self.models = algorithm, [model.train(False) for model in models]
         self.vocab_size = vocab_size or min(model.config.vocab_size for model in models)
-        self.context = min(model.config.max_position_embeddings for model in models)
-        self.eos = frozenset().union(*map(eos_token_ids, models))
+        self.context = min(context_length(model.config) for model in models)
+        self.eos = frozenset(token for model in models for token in eos_token_ids(model))
         self.routers = [algorithm.router(role) for role in algorithm.roles]
         for router, model in zip(self.routers, models, strict=True):
             router.setup(ModelContext(
@@ -85,13 +67,12 @@ class Reference:
         self, prompt_ids: Sequence[int], sampling: SamplingParams, params: Mapping[str, Any] | None = None
     ) -> Record:
         """Decode one request. `params`: the algorithm's parameters that come with it, as a client spells them."""
-        record = Record(list(prompt_ids), sampling, dict(params or {}))
 
         def forward(role: int, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
             logits, hidden = self._pass(role, ids)
             return logits[-1:], hidden[-1:]
 
-        return self._walk(record, forward)
+        return self._walk(Record(list(prompt_ids), sampling, dict(params or {})), forward)
 
     def verify(self, record: Record) -> Verdict:
         """Check a finished record by one teacher-forced pass a model: every token, every route, every proposal that
@@ -120,67 +101,27 @@ class Reference:
     @torch.inference_mode()
     def _walk(self, record: Record, forward: Forward, follow: Sequence[int] | None = None) -> Record:
         """Decode into `record`, one proposal a turn; with `follow`, only as long as those are the tokens."""
-        algorithm, sampling, prompt = self.algorithm, record.sampling, record.prompt_ids
-        sampling.check()
-        limit = min(sampling.max_tokens, self.context - len(prompt))
-        if not prompt or limit < 1:
-            raise InputError(f"prompt: {len(prompt)} tokens; allowed is 1 to {self.context - 1}")
-        values = _parse(algorithm, record.params)
-        role = algorithm.entry_role(EntryContext(prompt, sampling.seed, values))
-
-        def new_request(role: int, ids: list[int]) -> Request:
-            known = [len(ids) if r == role else 0 for r in range(len(self.models))]
-            return Request("0", 0, 0, role, role, sampling, values, ids, len(prompt), known)
-
-        requests = {role: new_request(role, list(prompt))}
-        record.token_ids, record.token_models, record.margins = [], [], []
-        record.handoffs = record.discarded = stalled = 0
-        undecided = float("inf")  # the least margin since the last accepted token, that token's route included
-        while True:
-            request, router, position = requests[role], self.routers[role], requests[role].num_output
-            logits, hidden = forward(role, request.ids)
-            draw = Draw(sampling, position, role)
+        walk = Walk(self.algorithm, self.routers, record, eos=self.eos, context=self.context)
+        undecided = math.inf  # the least margin since the last accepted token, that token's route included
+        while record.finish_reason is None and (
+            follow is None or record.token_ids == follow[: len(record.token_ids)]
+        ):
+            logits, hidden = forward(walk.role, walk.request.ids)
+            router, draw = walk.router, walk.draw
             tokens = sample(logits, [draw], self.vocab_size)
-            view = RequestView(request, int(tokens))
+            proposal = int(tokens)
+            view = walk.view(proposal)
             seen = hidden if "hidden_states" in router.needs else None
             result = StepResult(tokens, LogitsOutput(logits, seen), [view])
             destination = int(router.route(result)[0])
-            routed = float(router.margin(result)[0]) if hasattr(router, "margin") else float("inf")
-            undecided = min(undecided, routed, sample_margin(logits[0, : self.vocab_size], draw, int(tokens)))
 
-            message, accepted = None, [int(tokens)]
-            if destination:
-                view.destination = destination
-                message = router.send(view)
-                start = message.loc - len(message.token_ids)
-                accepted = message.token_ids[len(request.ids) - start :]
-                record.handoffs += 1
-                record.discarded += not accepted
-            for token in accepted:  # here it is committed; a proposal that was discarded ends nothing
-                request.accept([token], [role])
-                record.token_ids.append(token)
-                record.token_models.append(role)
-                record.margins.append(undecided)
-                undecided, stalled = routed, 0
-                record.finish_reason = self._finish(token, request.num_output, limit, sampling)
-                if record.finish_reason or (follow is not None and record.token_ids != follow[: request.num_output]):
-                    return record
-            if message is not None:
-                stalled += 1
-                if stalled > _MAX_STALL:
-                    raise RuntimeError(f"{algorithm.name}: {stalled} handoffs in a row accepted no token {position}")
-                sender, role = request, algorithm.destination_role(role, destination)
-                request = requests.setdefault(role, new_request(role, []))
-                start = message.loc - len(message.token_ids)
-                request.ids[start:] = self.routers[role].receive(message, RequestView(request))
-                request.authors = list(record.token_models)
-                sender.known[role] = len(request.ids)
-                request.known = list(sender.known)
-
-    def _finish(self, token: int, num_output: int, limit: int, sampling: SamplingParams) -> str | None:
-        if (token in self.eos and not sampling.ignore_eos) or token in sampling.stop_token_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if num_output >= limit else None
+            routed = float(router.margin(result)[0]) if hasattr(router, "margin") else math.inf
+            undecided = min(undecided, routed, sample_margin(logits[0, : self.vocab_size], draw, proposal))
+            accepted = walk.settle(view, proposal, destination)
+            record.margins += [undecided] * len(accepted)
+            if accepted:
+                undecided = routed  # where a token is kept, its route decides who writes the next
+        return record
 
 
 def compare(record: Record, reference: Record, tolerance: float = TOLERANCE) -> Verdict:
@@ -222,19 +163,3 @@ def sample_margin(logits: torch.Tensor, draw: Draw, token: int) -> float:
         mass = probabilities(logits[None], [uncut])[0].sort(descending=True).values.cumsum(0)
         margins.append(float((mass - params.top_p).abs().min()))
     return min(margins)
-
-
-def eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    """The end-of-sequence ids of a model's generation config."""
-    ids = model.generation_config.eos_token_id
-    if ids is None:
-        ids = model.config.eos_token_id
-    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
-
-
-def _parse(algorithm: Algorithm, params: Mapping[str, Any]) -> dict[str, float]:
-    known = algorithm.params
-    for name in params:
-        if name not in known:
-            raise InputError(f"params.{name}: unknown; allowed for {algorithm.name} is {sorted(known)}")
-    return {name: known[name].parse(value) for name, value in params.items()}
