@@ -4,6 +4,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from tokenrouter.core import InputError
 from tokenrouter.engine.base import Capacity, EngineCounters, EngineOutput, ModelInfo, Row
 from tokenrouter.engine.torch import load, selftest
 from tokenrouter.engine.torch.batch import build_batch
+from tokenrouter.engine.torch.fast import FastRunner, unsupported
 from tokenrouter.engine.torch.hf import HFRunner
 from tokenrouter.engine.torch.kv import KVPool, bytes_per_token
 from tokenrouter.engine.torch.pages import PagePool
@@ -48,7 +50,7 @@ class TorchEngine:
         config = model.config.get_text_config()
         expected = selftest.references(model)
         name = Path(path).name
-        self._runner: Runner = HFRunner(model, name)
+        self._runner = _make_runner(runner, model, name)
         self.info = ModelInfo(
             name=name,
             vocab_size=expected[0].logits.shape[1],
@@ -116,3 +118,14 @@ class TorchEngine:
 
     def flush_cache(self) -> None:
         self._pool.flush()
+
+
+def _make_runner(kind: str, model: Any, name: str) -> Runner:
+    if kind not in ("auto", "fast", "hf"):
+        raise InputError(f"engine.runner={kind!r}: allowed is auto, fast, hf")
+    reason = unsupported(model)
+    if kind == "hf" or (kind == "auto" and reason):
+        return HFRunner(model, name)
+    if reason:
+        raise InputError(f"engine.runner=fast: model {name} has {reason}; allowed is auto, hf")
+    return FastRunner(model)
