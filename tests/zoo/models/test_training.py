@@ -1,0 +1,83 @@
+"""The training of the embedded models: its tokenizer, its batches, and that it learns and can be repeated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from zoo.models.tokenizer import VOCAB_SIZE, build, completion, prompt
+from zoo.models.train import IGNORE, RECIPES, drill_batches, problem_batches, save, train
+from zoo.tasks.arithmetic import problems, split_of
+
+TINY = replace(RECIPES["small"], hidden=32, layers=1, heads=2, kv_heads=1, intermediate=64, tokens=80_000, batch=512)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return build(n=500)
+
+
+def test_tokenizer_is_repeatable_and_covers_any_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert build(n=500).get_vocab() == tokenizer.get_vocab()
+    assert len(tokenizer) == VOCAB_SIZE
+    for text in ("Zoë pays 3 €, or 40 %:\n\t日本", problems("test", 1)[0].solution, "  two  spaces "):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_digits_are_single_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    ids = tokenizer("There are 508 pens")["input_ids"]
+    assert [tokenizer.decode([i]) for i in ids if any(c.isdigit() for c in tokenizer.decode([i]))] == ["5", "0", "8"]
+    assert not [t for t in tokenizer.get_vocab() if len(t) > 1 and any(c.isdigit() for c in t)]
+
+
+def test_chat_prompt_is_chatml(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert prompt(tokenizer, "Why?") == "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.convert_ids_to_tokens(tokenizer("a<|im_end|>")["input_ids"])[-1] == "<|im_end|>"
+
+
+def test_problem_batches_are_prompt_and_answer_with_loss_on_the_answer(tokenizer: PreTrainedTokenizerFast) -> None:
+    ids, labels = next(problem_batches(tokenizer, 1024, seed=0))
+    assert ids.numel() <= 1024
+    drawn = {prompt(tokenizer, p.question): completion(p) for p in problems("train", 512, seed=1)}
+    for row, label in zip(ids, labels, strict=True):
+        known = label != IGNORE
+        assert torch.equal(row[known], label[known])
+        answered = tokenizer.decode(row[known])
+        asked = tokenizer.decode(row[: int(known.nonzero()[0])])
+        assert drawn[asked] == answered
+
+
+def test_drills_have_loss_on_results_and_never_go_on_from_an_equation(tokenizer: PreTrainedTokenizerFast) -> None:
+    for ids, labels in islice(drill_batches(tokenizer, 4096, seed=0), 3):
+        assert ids.numel() <= 4096
+        for row, label in zip(ids, labels, strict=True):
+            shown = tokenizer.decode(row[row != tokenizer.pad_token_id])
+            equations = [line.removeprefix(": ").removesuffix(".") for line in shown.splitlines()]
+            results = tokenizer.decode(label[label != IGNORE]).split(".\n")[:-1]
+            assert [e.split("=")[1] for e in equations] == results
+            assert all(a.split()[-1] != b.split()[0] for a, b in pairwise(equations))
+
+
+def test_training_text_holds_no_pair_of_the_test_split() -> None:
+    assert {split_of(*pair) for p in problems("train", 512, seed=1) for pair in pairwise(p.equations)} == {"train"}
+
+
+def test_training_learns_and_can_be_repeated(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    model, losses = train(TINY, tokenizer, seed=3)
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    short = replace(TINY, tokens=4096)
+    first, second, other = (train(short, tokenizer, seed=seed)[1] for seed in (3, 3, 4))
+    assert first == second != other
+    save(model, tokenizer, tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True)
+    assert loaded.dtype == torch.bfloat16
+    assert AutoTokenizer.from_pretrained(tmp_path, local_files_only=True).get_vocab() == tokenizer.get_vocab()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor.bfloat16()), name
