@@ -1,0 +1,98 @@
+"""One run from its configuration to its files: check, start, warm up, measure, grade, write, show."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench.files import request_rows, texts_of, write_config, write_requests, write_summary
+from bench.load import ClosedLoop
+from bench.logger import make_logger
+from bench.plan import Plan, prepare
+from bench.progress import ProgressView
+from bench.records import Progress, Trace
+from bench.summary import summarise
+from bench.systems import Service, serve
+from bench.table import result_table
+from tokenrouter.engine.base import ModelInfo
+from zoo.tasks.grade import Grade, Grader
+
+
+@dataclass
+class Measurement:
+    """What the running system gave: `reports` are Service.stats(), empty if it could not or would not give them."""
+
+    trace: Trace
+    models: list[ModelInfo]
+    reports: list[dict[str, Any]]
+
+
+def execute(values: Mapping[str, Any], folder: Path, out: Console, err: Console) -> Trace:
+    """Run the resolved configuration `values`; its files go to `folder`.
+
+    A run that failed or was interrupted leaves what it has, marked invalid: see the trace's `stopped`. Raises
+    InputError for bad input, and RuntimeError or KeyboardInterrupt when it ends before anything was sent.
+    """
+    plan = prepare(values)
+    write_config(folder, values)
+    logger = make_logger(plan.config.logger, values, folder, lambda line: err.print(f"warning: {line}", style="yellow"))
+    out.print(f"{plan.config.algo.name} on {plan.workload.data_source}, {len(plan.jobs)} requests; starting "
+              f"{len(plan.roles)} model(s)", highlight=False)
+    with closing(logger):
+        with ProgressView(err) as view:
+
+            def watch(now: Progress) -> None:
+                view(now)
+                logger.live(now)
+
+            with serve(plan.config, plan.cluster) as service:
+                measured = measure(plan, service, watch)
+        rows, summary = conclude(plan, measured, folder)
+        logger.finish(summary, rows, folder)
+    out.print(result_table(summary, folder))
+    return measured.trace
+
+
+def measure(plan: Plan, service: Service, watch: Callable[[Progress], None]) -> Measurement:
+    """Warm up at the run's own concurrency, then send the load."""
+    load = plan.config.load
+    loop = ClosedLoop(service, plan.config.algo.name, load.concurrency, load.stall_s, watch)
+    warm = loop.run("warming up", plan.warmup)
+    if warm.stopped is not None:
+        raise warm.stopped
+    service.reset_stats()
+    trace = loop.run("measuring", plan.jobs)
+    reports = [] if isinstance(trace.stopped, RuntimeError) else service.stats()
+    return Measurement(trace, list(service.models), reports)
+
+
+def conclude(plan: Plan, measured: Measurement, folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Grade and write; returns what requests.jsonl and summary.json hold."""
+    trace = measured.trace
+    texts = texts_of(trace.records, plan.tokenizer)
+    grades: list[Grade | None] = [None] * len(texts)
+    write_requests(folder, request_rows(trace, texts, grades))  # whatever happens to the grading
+    try:
+        grades = grade(plan, trace, texts)
+    except KeyboardInterrupt as stopped:
+        trace.stopped = trace.stopped or stopped
+    rows = request_rows(trace, texts, grades)
+    summary = summarise(plan, trace, measured.models, measured.reports, grades)
+    write_requests(folder, rows)
+    write_summary(folder, summary)
+    return rows, summary
+
+
+def grade(plan: Plan, trace: Trace, texts: list[str]) -> list[Grade | None]:
+    """Grades of the completed requests; None for the others."""
+    done = [i for i, record in enumerate(trace.records) if record.completed]
+    with Grader(plan.workload.grader) as grader:
+        given = grader.grade_all([(texts[i], trace.records[i].job.task.expected) for i in done])
+    grades: list[Grade | None] = [None] * len(texts)
+    for i, one in zip(done, given, strict=True):
+        grades[i] = one
+    return grades

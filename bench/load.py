@@ -1,0 +1,101 @@
+"""The load on a system: who sends which request when, and what came back at which time."""
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from bench.records import Job, Progress, Record, Trace
+from bench.systems import Service
+from tokenrouter.server.frontend import EndEvent, TokenEvent
+
+_POLL_S = 0.1
+_TELL_S = 0.2  # between two reports of progress
+_DRAIN_S = 2.0  # how long requests that were aborted may take to end
+
+
+class ClosedLoop:
+    """`concurrency` clients; each sends its next request when its last one has ended."""
+
+    def __init__(
+        self, service: Service, algorithm: str, concurrency: int, stall_s: float,
+        watch: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        self._service, self._algorithm, self._concurrency = service, algorithm, concurrency
+        self._stall_s, self._watch = stall_s, watch
+
+    def run(self, phase: str, jobs: Sequence[Job]) -> Trace:
+        """Send `jobs` in their order. A failure of the system or Ctrl-C ends the phase early; what was is kept."""
+        trace = Trace([], time.perf_counter(), 0.0, 0.0)
+        cpu = time.thread_time()
+        active: dict[str, Record] = {}
+        try:
+            self._drive(phase, jobs, trace, active)
+        except (RuntimeError, KeyboardInterrupt) as stopped:
+            trace.stopped = stopped
+            self._abandon(active)
+        trace.ended = max([r.end for r in trace.records if not math.isnan(r.end)], default=time.perf_counter())
+        trace.client_busy = (time.thread_time() - cpu) / max(time.perf_counter() - trace.began, 1e-9)
+        return trace
+
+    def _drive(self, phase: str, jobs: Sequence[Job], trace: Trace, active: dict[str, Record]) -> None:
+        todo = iter(jobs)
+        for job in todo:
+            self._send(job, trace, active)
+            if len(active) == self._concurrency:
+                break
+        tokens, told, heard = 0, 0.0, time.perf_counter()
+        while active:
+            events = self._service.poll(_POLL_S)
+            now = time.perf_counter()
+            heard = now if events else heard
+            if now - heard > self._stall_s:
+                raise RuntimeError(f"no token from any of {len(active)} requests for load.stall_s={self._stall_s:g} s")
+            for event in events:
+                record = active[event.rid]
+                if isinstance(event, TokenEvent):
+                    _take(record, event)
+                    tokens += len(event.token_ids)
+                    continue
+                _end(record, event)
+                del active[event.rid]
+                if (following := next(todo, None)) is not None:
+                    self._send(following, trace, active)
+            if now - told < _TELL_S and active:
+                continue
+            told, done = now, len(trace.records) - len(active)
+            self._watch(Progress(phase, done, len(jobs), len(active), tokens, now - trace.began))
+
+    def _send(self, job: Job, trace: Trace, active: dict[str, Record]) -> None:
+        record = Record(job, time.perf_counter())
+        rid = self._service.submit(job.prompt_ids, job.sampling, self._algorithm)
+        active[rid] = record
+        trace.records.append(record)
+
+    def _abandon(self, active: dict[str, Record]) -> None:
+        """Abort what is under way, and wait a moment for it to end."""
+        deadline = time.perf_counter() + _DRAIN_S
+        try:
+            for rid in active:
+                self._service.abort(rid)
+            while active and time.perf_counter() < deadline:
+                for event in self._service.poll(_POLL_S):
+                    if isinstance(event, EndEvent) and event.rid in active:
+                        _end(active.pop(event.rid), event)
+        except RuntimeError:  # the system is what failed: it has no more to say
+            pass
+
+
+def _take(record: Record, event: TokenEvent) -> None:
+    if event.position != len(record.token_ids):
+        raise RuntimeError(f"{event.rid}: tokens at position {event.position}, expected {len(record.token_ids)}")
+    record.token_ids += event.token_ids
+    record.roles += [event.role] * len(event.token_ids)
+    record.chunks.append((event.time, len(event.token_ids)))
+
+
+def _end(record: Record, event: EndEvent) -> None:
+    record.end, record.reason, record.error = event.time, event.reason, event.error
+    record.handoffs, record.discarded = event.handoffs, event.discarded
+    if record.error is None and event.num_output != len(record.token_ids):
+        record.error = f"{len(record.token_ids)} tokens arrived, {event.num_output} were counted"

@@ -1,0 +1,95 @@
+"""Where a run is logged besides its files. A logger that fails is dropped with a warning; the run goes on."""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.config import LoggerConfig
+from bench.records import Progress
+
+_LIVE_EVERY_S = 1.0
+_TABLE_COLUMNS = (
+    "id", "sample", "seed", "input_tokens", "output_tokens", "finish_reason", "ttft_ms", "e2el_ms", "handoffs", "grade",
+    "answer", "expected", "text", "error",
+)
+
+
+class NoLogger:
+    def live(self, now: Progress) -> None: ...
+
+    def finish(self, summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folder: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class WandbLogger:
+    """Weights & Biases. Nothing of it is touched again once a call has failed."""
+
+    def __init__(
+        self, config: LoggerConfig, values: Mapping[str, Any], folder: Path, warn: Callable[[str], None]
+    ) -> None:
+        self._warn, self._next_live = warn, 0.0
+        self._run: Any = None
+        self._guard(lambda: self._start(config, values, folder))
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # whatever it is, the run matters more
+            self._warn(f"logger=wandb: {type(error).__name__}: {' '.join(str(error).split())}; the run goes on without")
+            self._run = None
+
+    def _start(self, config: LoggerConfig, values: Mapping[str, Any], folder: Path) -> None:
+        import wandb
+
+        mode: Any = config.mode
+        if mode == "auto":
+            mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
+        self._run = wandb.init(
+            project=config.project, mode=mode, dir=str(folder), name=folder.name, config=dict(values),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def live(self, now: Progress) -> None:
+        """A point of the live curves, once a second."""
+        if self._run is not None and now.phase == "measuring" and now.elapsed_s >= self._next_live:
+            self._next_live = now.elapsed_s + _LIVE_EVERY_S
+            self._guard(lambda: self._run.log({
+                "live/elapsed_s": now.elapsed_s,
+                "live/tokens_per_s": now.tokens / max(now.elapsed_s, 1e-9),
+                "live/active": now.active,
+                "live/completed": now.done,
+            }))
+
+    def finish(self, summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+        if self._run is not None:
+            self._guard(lambda: self._finish(summary, rows, folder))
+
+    def _finish(self, summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+        import wandb
+
+        run = self._run
+        run.summary.update(dict(summary))
+        run.log({"requests": wandb.Table(
+            columns=list(_TABLE_COLUMNS), data=[[row[name] for name in _TABLE_COLUMNS] for row in rows],
+            allow_mixed_types=True)})
+        artifact = wandb.Artifact(f"run-{run.id}", type="run")
+        for file in sorted(folder.iterdir()):
+            if file.is_file():
+                artifact.add_file(str(file))
+        run.log_artifact(artifact)
+        run.finish(exit_code=0)
+        self._run = None
+
+    def close(self) -> None:
+        """After a run that ended without a result."""
+        if self._run is not None:
+            self._guard(lambda: self._run.finish(exit_code=1))
+
+
+def make_logger(
+    config: LoggerConfig, values: Mapping[str, Any], folder: Path, warn: Callable[[str], None]
+) -> NoLogger | WandbLogger:
+    return WandbLogger(config, values, folder, warn) if config.kind == "wandb" else NoLogger()

@@ -1,0 +1,70 @@
+"""What the driver must know of models before any is started: where they are, how they spell, how long they read."""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+
+from tokenrouter.core import InputError
+from tokenrouter.engine.torch import load
+from zoo.weights import resolve
+
+_ENDS = 1 << 20  # bytes at either end of a weight file that stand for all of it
+
+
+def locate(field: str, path: str) -> str:
+    """A model's folder, as given or below the installed package, or `path` itself as a hub id."""
+    folder = resolve(path)
+    if folder.is_dir():
+        return str(folder.resolve())
+    if path.count("/") != 1 or path.startswith((".", "/", "~")):
+        raise InputError(f"{field}={path!r}: allowed is an existing folder, or a hub id like Qwen/Qwen3-0.6B")
+    return path
+
+
+def revision(path: str, given: str | None) -> str | None:
+    """The hub revision, or a digest of a local folder's configuration and weights (sizes and both ends)."""
+    if not Path(path).is_dir():
+        return given
+    digest = hashlib.sha256()
+    for file in sorted([*Path(path).glob("config.json"), *Path(path).glob("*.safetensors")]):
+        with file.open("rb") as data:
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size} ".encode() + data.read(_ENDS))
+            data.seek(max(0, size - _ENDS))
+            digest.update(data.read(_ENDS))
+    return digest.hexdigest()[:12]
+
+
+def load_tokenizer(field: str, path: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    tokenizer: PreTrainedTokenizerBase = _load(AutoTokenizer, field, path, revision)
+    return tokenizer
+
+
+def context_length(field: str, path: str, revision: str | None) -> int:
+    """The most tokens that a sequence may have."""
+    return load.context_length(_load(AutoConfig, field, path, revision).get_text_config())
+
+
+def _load(kind: Any, field: str, path: str, revision: str | None) -> Any:
+    try:
+        return kind.from_pretrained(path, revision=revision)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{field}={path!r}: cannot be loaded ({reason}); allowed is a model's folder or hub id") from None
+
+
+def check_vocabularies(named: Sequence[tuple[str, PreTrainedTokenizerBase]]) -> None:
+    """InputError unless all tokenizers map the same tokens to the same ids; widths of embeddings may differ."""
+    first, reference = named[0][0], named[0][1].get_vocab()
+    for name, tokenizer in named[1:]:
+        vocab = tokenizer.get_vocab()
+        if vocab == reference:
+            continue
+        token = min(t for t in reference.keys() | vocab.keys() if reference.get(t) != vocab.get(t))
+        raise InputError(f"models={first}, {name}: their vocabularies differ: {token!r} is {reference.get(token)} "
+                         f"in the one and {vocab.get(token)} in the other; allowed are models with the same token ids")

@@ -1,0 +1,128 @@
+"""From a checked configuration to everything a run needs, with nothing started."""
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from transformers import PreTrainedTokenizerBase
+
+from bench.config import RunConfig, validate
+from bench.models import check_vocabularies, context_length, load_tokenizer, locate
+from bench.records import Job
+from tokenrouter.cluster.placement import plan_capacity
+from tokenrouter.cluster.spec import AlgorithmSpec, ClusterSpec, HardwareSpec, ModelSpec
+from tokenrouter.core import InputError, SamplingParams
+from zoo.tasks.workload import Workload, load_workload
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`values`: the resolved configuration as it was given. `jobs` are measured, `warmup` ones precede them."""
+
+    values: Mapping[str, Any]
+    config: RunConfig
+    cluster: ClusterSpec
+    workload: Workload
+    tokenizer: PreTrainedTokenizerBase
+    warmup: list[Job]
+    jobs: list[Job]
+
+    @property
+    def roles(self) -> list[str]:
+        return list(self.config.algo.roles)
+
+
+def prepare(values: Mapping[str, Any]) -> Plan:
+    """Check a resolved configuration, read data and tokenizers. Raises InputError; starts no process."""
+    config = validate(values)
+    cluster = cluster_spec(config, values)
+    tokenizer = _tokenizer(config, cluster)
+    load = config.load
+    workload = load_workload(config.workload, embedded=config.models.embedded, n=load.num_requests, seed=load.seed)
+    count = load.num_requests + load.concurrency * load.warmup
+    jobs = [_job(config, workload, tokenizer, i) for i in range(count)]
+    contexts = [context_length(f"models.{m.name}", m.path, m.revision) for m in cluster.models]
+    _check_lengths(jobs, min(*contexts, *plan_capacity(cluster)))
+    return Plan(values, config, cluster, workload, tokenizer, jobs[load.num_requests :], jobs[: load.num_requests])
+
+
+def cluster_spec(config: RunConfig, values: Mapping[str, Any]) -> ClusterSpec:
+    """The subservers of a run: one for each role of the algorithm, in the order of the roles."""
+    roles = list(config.algo.roles)
+    known = config.models.roles
+    for role in roles:
+        if role not in known:
+            raise InputError(f"models={config.models.name}: has no model for the role {role!r} of "
+                             f"algo={config.algo.name}; allowed is a group with the roles {roles}, this one has "
+                             f"{list(known)}")
+    models = [
+        ModelSpec(
+            name=role, path=locate(f"models.roles.{role}.path", known[role].path), revision=known[role].revision,
+            device=config.hardware.device, dtype=known[role].dtype, load_format=config.models.load_format)
+        for role in roles
+    ]
+    algorithm = AlgorithmSpec(
+        name=config.algo.name, roles=roles, routers=config.algo.roles, entry=config.algo.entry,
+        models=list(range(len(roles))))
+    hardware = config.hardware
+    spec = ClusterSpec(
+        models=models, algorithms=[algorithm], batching=config.batching, engine=config.engine,
+        hardware=HardwareSpec(
+            threads=hardware.threads, pin=_cores(hardware.pin, len(roles)), transport=hardware.transport,
+            addresses=hardware.addresses))
+    try:
+        spec.check()
+    except InputError as error:  # a router names its own parameter: here it is a field of algo
+        field = re.match(r"\w*", str(error))
+        raise InputError(f"algo.{error}" if field and field[0] in values["algo"] else str(error)) from None
+    return spec
+
+
+def _cores(pin: Any, subservers: int) -> list[int]:
+    """`auto`: the first cores that this process may use, if each subserver can have one of its own."""
+    if pin != "auto":
+        return list(pin)
+    mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return mine[:subservers] if len(mine) >= subservers else []
+
+
+def _tokenizer(config: RunConfig, cluster: ClusterSpec) -> PreTrainedTokenizerBase:
+    field = "models.tokenizer"
+    tokenizer = load_tokenizer(field, locate(field, config.models.tokenizer))
+    others = {(m.path, m.revision): f"models.roles.{m.name}.path" for m in cluster.models}
+    named = [(config.models.roles[f.split(".")[2]].path, load_tokenizer(f, *key)) for key, f in others.items()]
+    check_vocabularies([(config.models.tokenizer, tokenizer), *named])
+    if not tokenizer.chat_template:
+        raise InputError(f"{field}={config.models.tokenizer!r}: has no chat template; allowed is a tokenizer with one")
+    return tokenizer
+
+
+def _job(config: RunConfig, workload: Workload, tokenizer: PreTrainedTokenizerBase, index: int) -> Job:
+    task, sample = workload.draw(index)
+    prompt: Any = tokenizer.apply_chat_template(task.prompt_messages, add_generation_prompt=True, return_dict=False)
+    sampling = SamplingParams(
+        seed=request_seed(config.load.seed, index), max_tokens=workload.max_tokens,
+        **msgspec.to_builtins(config.sampling))
+    return Job(task, sample, list(prompt), sampling)
+
+
+def request_seed(seed: int, index: int) -> int:
+    """The sampling seed of request `index`: a function of these two alone."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _check_lengths(jobs: list[Job], context: int) -> None:
+    for job in jobs:
+        room = context - len(job.prompt_ids)
+        if room < 1:
+            raise InputError(f"prompt of problem {job.task.id}={len(job.prompt_ids)} tokens: "
+                             f"allowed is at most {context - 1}, as the models' context is {context}")
+        if job.sampling.max_tokens > room:
+            raise InputError(f"workload.max_tokens={job.sampling.max_tokens}: allowed is at most {room}, as the prompt "
+                             f"of problem {job.task.id} has {len(job.prompt_ids)} tokens and the models' context is "
+                             f"{context}")

@@ -1,0 +1,89 @@
+"""Where a result comes from: a figure without it does not count."""
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.models import locate, revision
+from bench.plan import Plan
+
+_ROOT = Path(__file__).parents[1]
+
+
+def provenance(plan: Plan) -> dict[str, Any]:
+    """The provenance of a summary; every field a plain value.
+
+    `config_hash` stands for all settings that can change a result, `models_hash` for all models of the group, used or
+    not, so that algorithms with different roles can be compared.
+    """
+    sha, dirty = _git()
+    return {
+        "evidence": "measured",
+        "data_source": plan.workload.data_source,
+        "data_version": plan.workload.version,
+        "config_hash": _digest({name: value for name, value in plan.values.items() if name != "logger"}),
+        "models_hash": _models_hash(plan),
+        "git_sha": sha,
+        "dirty": dirty,
+        "host": platform.node(),
+        "cpu": _cpu(),
+        "gpu": torch.cuda.get_device_name() if plan.config.hardware.device.startswith("cuda") else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": _version("transformers"),
+        "engine_version": _version("tokenrouter"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _models_hash(plan: Plan) -> str:
+    found = {
+        role: [model.path, revision(locate(f"models.roles.{role}.path", model.path), model.revision), model.dtype]
+        for role, model in plan.config.models.roles.items()
+    }
+    return _digest([found, plan.config.models.load_format])
+
+
+def _digest(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _git() -> tuple[str | None, bool | None]:
+    """The checkout's commit and whether tracked files differ from it; None where this is no checkout."""
+
+    def ask(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(_ROOT), *words], capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+
+    if not (_ROOT / ".git").exists():
+        return None, None
+    try:
+        return ask("rev-parse", "HEAD"), bool(ask("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+def _cpu() -> str:
+    """The processor's name, as Linux tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

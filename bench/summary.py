@@ -1,0 +1,184 @@
+"""summary.json (schema 1): a run in figures, whether they count, and where they come from."""
+from __future__ import annotations
+
+import os
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from bench.metrics import Steady, accuracy_interval, latencies, pass_at_k, spread, steady
+from bench.models import revision
+from bench.plan import Plan
+from bench.provenance import provenance
+from bench.records import Trace
+from bench.validity import judge
+from tokenrouter.engine.base import ModelInfo
+from zoo.tasks.grade import Grade
+
+SCHEMA_VERSION = 1
+LARGE = "large"  # the role of the LLM
+_BRIEF = ("mean", "p50", "p99")
+
+
+def summarise(
+    plan: Plan, trace: Trace, models: Sequence[ModelInfo], reports: Sequence[dict[str, Any]],
+    grades: Sequence[Grade | None],
+) -> dict[str, Any]:
+    """`reports`: Service.stats(), empty if the system gives none. `grades`: one a record, None if it was not graded."""
+    config, records = plan.config, trace.records
+    done = [record for record in records if record.completed]
+    duration = max(trace.ended - trace.began, 1e-9)
+    output = sum(len(record.token_ids) for record in done)
+    window = steady(records, config.load.concurrency)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "algo": config.algo.name,
+        "workload": plan.workload.name,
+        "system": config.system.name,
+        "engine": config.engine.kind,
+        "models": _models(plan, models),
+        "sampling": msgspec.to_builtins(config.sampling) | {"max_tokens": plan.workload.max_tokens},
+        "hardware": {"device": config.hardware.device, "threads": config.hardware.threads, "cores": os.cpu_count()},
+        "load": _load(plan, trace),
+        "completed": len(done),
+        "failed": len(records) - len(done),
+        "duration_s": duration,
+        "total_input_tokens": sum(len(record.job.prompt_ids) for record in done),
+        "total_output_tokens": output,
+        "output_throughput": output / duration,
+        "request_throughput": len(done) / duration,
+        "steady": {"duration_s": window.duration_s, "output_throughput": window.output_throughput},
+        **latencies(records),
+        "routing": _routing(plan, trace, models, reports),
+        "quality": _quality(plan, trace, grades),
+        "validity": _validity(plan, trace, window, duration),
+        "provenance": provenance(plan),
+    }
+
+
+def _models(plan: Plan, models: Sequence[ModelInfo]) -> dict[str, Any]:
+    return {
+        role: {
+            "id": plan.config.models.roles[role].path,
+            "revision": revision(spec.path, spec.revision),
+            "params": info.num_params,
+            "dtype": info.dtype,
+        }
+        for role, spec, info in zip(plan.roles, plan.cluster.models, models, strict=True)
+    }
+
+
+def _load(plan: Plan, trace: Trace) -> dict[str, Any]:
+    load = plan.config.load
+    return {
+        "mode": load.mode,
+        "concurrency": load.concurrency,
+        "request_rate": None,
+        "num_requests": load.num_requests,
+        "warmup": len(plan.warmup),
+        "seed": load.seed,
+        "client_busy": trace.client_busy,
+        "prefix_cache": "holds the warm-up's prompts, which are of other problems while the data set lasts",
+    }
+
+
+def _validity(plan: Plan, trace: Trace, window: Steady, duration: float) -> dict[str, Any]:
+    return judge(
+        completed=sum(record.completed for record in trace.records),
+        failed=sum(not record.completed for record in trace.records),
+        duration_s=duration,
+        concurrency=plan.config.load.concurrency,
+        steady_concurrency=window.concurrency,
+        client_busy=trace.client_busy,
+        stopped=trace.stopped,
+    )
+
+
+def _routing(
+    plan: Plan, trace: Trace, models: Sequence[ModelInfo], reports: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Who wrote what, and what each subserver did meanwhile (null where the system does not report it)."""
+    done = [record for record in trace.records if record.completed]
+    written = Counter(role for record in done for role in record.roles)
+    tokens = {role: written[i] for i, role in enumerate(plan.roles)}
+    total, handoffs = sum(tokens.values()), sum(record.handoffs for record in done)
+    routing: dict[str, Any] = {
+        "tokens_by_model": tokens,
+        "llm_token_fraction": tokens.get(LARGE, 0) / total if total else None,
+        "handoffs": handoffs,
+        "handoffs_per_100_tokens": 100 * handoffs / total if total else None,
+        "discarded_tokens": sum(record.discarded for record in done),
+        "predicted_throughput": None,
+        "predicted_ratio": None,
+    }
+    by_role = dict(zip(plan.roles, reports, strict=True)) if reports else {}
+    batching = plan.config.batching
+    fixed = dict(zip(plan.roles, batching.B, strict=True)) if batching.policy == "fixed" else {}
+    transitions, P, C = transition_matrices(plan.config.algo.name, len(plan.roles), reports)
+    return routing | {
+        "P": P,
+        "C": C,
+        "step_ms": {role: _brief(report["step_ms"]) for role, report in by_role.items()},
+        "batch_size_histogram": {
+            role: {str(size): n for size, n in sorted(Counter(report["batch_size"]).items())}
+            for role, report in by_role.items()},
+        "busy_fraction": {role: report["busy_s"] / report["duration_s"] for role, report in by_role.items()},
+        "compute_share_of_busy": {
+            role: report["compute_s"] / report["busy_s"] if report["busy_s"] else None
+            for role, report in by_role.items()},
+        "admission_delay_ms": {role: _brief(report["admission_ms"]) for role, report in by_role.items()},
+        "threshold_B": {role: fixed.get(role, report["threshold_B"]) for role, report in by_role.items()},
+        "timeouts": {role: report["timeouts"] for role, report in by_role.items()},
+        "evictions": {role: report["evictions"] for role, report in by_role.items()},
+        "preemptions": {role: report["preemptions"] for role, report in by_role.items()},
+        "engine": {role: report["engine"] for role, report in by_role.items()},
+        "params_per_token": _params_per_token(models, transitions, total),
+    }
+
+
+def transition_matrices(
+    algorithm: str, roles: int, reports: Sequence[dict[str, Any]]
+) -> tuple[list[list[int]], list[list[float]] | None, list[list[float]] | None]:
+    """Counts, P and C, [M][M] from model i to model j: P the share of i's routed steps that lead to j (rows sum to 1),
+    C the mean tokens committed at such a step (0 where there was none). P and C are None without reports, or if some
+    model made no step."""
+    zero = [0] * roles
+    counts = [list(report["transitions"].get(algorithm, zero)) for report in reports]
+    commits = [list(report["commits"].get(algorithm, zero)) for report in reports]
+    if not counts or not all(map(sum, counts)):
+        return counts, None, None
+    P = [[n / sum(row) for n in row] for row in counts]
+    C = [[c / n if n else 0.0 for c, n in zip(*rows, strict=True)] for rows in zip(commits, counts, strict=True)]
+    return counts, P, C
+
+
+def _params_per_token(models: Sequence[ModelInfo], transitions: list[list[int]], tokens: int) -> float | None:
+    """Parameters activated for an output token: each model's proposals, discarded ones too, times its size."""
+    if not transitions or not tokens:
+        return None
+    return sum(info.num_params * sum(row) for info, row in zip(models, transitions, strict=True)) / tokens
+
+
+def _brief(values: Sequence[float]) -> dict[str, float | None]:
+    return spread(values, _BRIEF)
+
+
+def _quality(plan: Plan, trace: Trace, grades: Sequence[Grade | None]) -> dict[str, Any]:
+    """Accuracy over the graded requests; all null if nothing was graded."""
+    graded = [
+        (record.job.task.id, grade.correct)
+        for record, grade in zip(trace.records, grades, strict=True)
+        if grade is not None and grade.correct is not None
+    ]
+    quality: dict[str, Any] = {"metric": f"accuracy ({plan.workload.grader})", "value": None, "n": len(graded)}
+    if not graded:
+        return quality | {"ci95": None, "pass_at_k": None}
+    problems, correct = zip(*graded, strict=True)
+    return quality | {
+        "value": statistics.fmean(correct),
+        "ci95": list(accuracy_interval(problems, correct)),
+        "pass_at_k": pass_at_k(problems, correct),
+    }

@@ -1,0 +1,39 @@
+"""The systems that a run can name: each serves a ClusterSpec in its own way, and looks the same to the driver."""
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from bench.config import RunConfig
+from tokenrouter.cluster.spec import ClusterSpec
+from tokenrouter.core import FinishReason, InputError, SamplingParams
+from tokenrouter.engine.base import ModelInfo
+from tokenrouter.server.frontend import Event
+
+
+class Service(Protocol):
+    """What the driver asks of a running system; tokenrouter.server.frontend.Frontend is one."""
+
+    models: list[ModelInfo]  # one a role, in the order of the roles
+
+    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, algorithm: str) -> str: ...
+
+    def abort(self, rid: str, reason: FinishReason = FinishReason.ABORT) -> None: ...
+
+    def poll(self, timeout_s: float) -> list[Event]: ...
+
+    def reset_stats(self) -> None: ...
+
+    def stats(self) -> list[dict[str, Any]]: ...
+
+
+def serve(config: RunConfig, spec: ClusterSpec) -> AbstractContextManager[Service]:
+    """Start the system that `config` names; leaving the context stops it."""
+    target = config.system.target
+    try:
+        starter: Callable[[ClusterSpec], AbstractContextManager[Service]] = pkgutil.resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"system._target_={target!r}: allowed is an importable function ({error})") from None
+    return starter(spec)

@@ -1,0 +1,61 @@
+"""The result of a run as a table for the terminal."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+
+def result_table(summary: Mapping[str, Any], folder: Path) -> Table:
+    """What ran on what, how fast, how well, whether it counts, and where the files are."""
+    routing, quality, validity = summary["routing"], summary["quality"], summary["validity"]
+    origin, load = summary["provenance"], summary["load"]
+    models = ", ".join(
+        f"{role}={model['id']} ({model['params'] / 1e6:.2f}M)" for role, model in summary["models"].items())
+    B = ", ".join(f"{role} {b}" for role, b in routing["threshold_B"].items())
+    hardware = summary["hardware"]
+    rows = [
+        ("models", models),
+        ("data", f"{origin['data_source']}, version {origin['data_version']}"),
+        ("on", f"{origin['gpu'] or origin['cpu']}, {hardware['cores']} cores, {hardware['threads']} thread(s) a model, "
+               f"engine {summary['engine']}"),
+        ("load", f"{load['mode']}, concurrency {load['concurrency']}" + (f"; launch threshold: {B}" if B else "")),
+        ("requests", f"{summary['completed']} completed, {summary['failed']} failed, "
+                     f"{summary['total_output_tokens']:,} tokens in {summary['duration_s']:.1f} s"),
+        ("output", f"{summary['output_throughput']:,.0f} tok/s (steady {summary['steady']['output_throughput']:,.0f})"),
+        *((name, f"p50 {_ms(summary[f'median_{name}_ms'])}   p99 {_ms(summary[f'p99_{name}_ms'])}")
+          for name in ("ttft", "tpot", "e2el")),
+        ("routing", f"{_share(routing['llm_token_fraction'])} of the tokens by the LLM, "
+                    f"{_number(routing['handoffs_per_100_tokens'])} handoffs per 100 tokens"),
+        ("quality", _quality(quality)),
+        ("valid", ("yes" if validity["valid"] else "no: " + "; ".join(validity["reasons"])) + f" ({validity['kind']})"),
+        ("files", str(folder)),
+    ]
+    title = f"{summary['algo']} · {summary['workload']} · {summary['system']}"
+    table = Table(title=title, show_header=False, title_justify="left", pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(name, text)
+    return table
+
+
+def _quality(quality: Mapping[str, Any]) -> str:
+    if quality["value"] is None:
+        return "not graded"
+    low, high = quality["ci95"]
+    return f"{quality['value']:.1%} [{low:.1%}, {high:.1%}] {quality['metric']}, n={quality['n']}"
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f} ms"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,59 @@
+"""Which results count, and which may be compared."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bench.metrics import FULL_SHARE
+
+MAX_FAILED_SHARE = 0.001
+MIN_DURATION_S = 60.0
+MIN_REQUESTS_A_CLIENT = 10
+MAX_CLIENT_BUSY = 0.5  # of one core: beyond, the load generator itself may be what is slow
+
+
+def judge(
+    *, completed: int, failed: int, duration_s: float, concurrency: int, steady_concurrency: float, client_busy: float,
+    stopped: BaseException | None,
+) -> dict[str, Any]:
+    """The `validity` of a summary. `unchecked`: demands that lack their counterpart."""
+    reasons = []
+    if isinstance(stopped, KeyboardInterrupt):
+        reasons.append("interrupted")
+    elif stopped is not None:
+        reasons.append(f"failed: {str(stopped).splitlines()[0] if str(stopped) else type(stopped).__name__}")
+    if failed > MAX_FAILED_SHARE * (completed + failed):
+        reasons.append(f"{failed} of {completed + failed} requests failed, allowed is {MAX_FAILED_SHARE:.1%}")
+    short = []
+    if duration_s < MIN_DURATION_S:
+        short.append(f"measured {duration_s:.1f} s, a full run takes at least {MIN_DURATION_S:g} s")
+    if completed < MIN_REQUESTS_A_CLIENT * concurrency:
+        short.append(f"{completed} requests, a full run has at least {MIN_REQUESTS_A_CLIENT * concurrency}")
+    if steady_concurrency < FULL_SHARE * concurrency:
+        reasons.append(f"mean concurrency {steady_concurrency:.2f} of {concurrency} in the steady window")
+    if client_busy > MAX_CLIENT_BUSY:
+        reasons.append(f"the load client computed {client_busy:.0%} of the time, allowed is {MAX_CLIENT_BUSY:.0%}")
+    return {
+        "valid": not reasons and not short,
+        "kind": "smoke" if short else "full",
+        "reasons": reasons + short,
+        "unchecked": [
+            "routed fraction: no routing profile to compare with",
+            "quality: no reference run to compare with",
+            "spread: a single run, comparisons need at least 3 interleaved ones",
+        ],
+    }
+
+
+def comparable_by(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Results may be compared only where these fields of their summaries are the same."""
+    origin = summary["provenance"]
+    return {
+        "models": origin["models_hash"],
+        "workload": summary["workload"],
+        "data_source": origin["data_source"],
+        "data_version": origin["data_version"],
+        "sampling": summary["sampling"],
+        "hardware": {name: origin[name] for name in ("cpu", "gpu")} | summary["hardware"],
+        "evidence": origin["evidence"],
+    }

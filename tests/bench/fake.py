@@ -1,0 +1,95 @@
+"""A service in this process with a scripted course of events, and records with scripted times."""
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from bench.records import Job, Record
+from tokenrouter.core import FinishReason, SamplingParams
+from tokenrouter.engine.base import ModelInfo
+from tokenrouter.server.frontend import EndEvent, Event, TokenEvent
+from zoo.tasks.rows import Task
+
+
+def info(name: str, params: int) -> ModelInfo:
+    return ModelInfo(name, 512, 64, 1024, (2,), params, "float32", 4 * params, 64, "fake")
+
+
+class FakeService:
+    """Every request gets `answer`, one token a poll, the first half written by role 0 and the rest by role 1.
+
+    `fails_at`: the poll that raises. `silent_from`: the poll from which nothing comes any more.
+    """
+
+    def __init__(
+        self, answer: Sequence[int] = (5, 6, 7, 8), fails_at: BaseException | None = None, fail_poll: int = 5,
+        silent_from: int | None = None,
+    ) -> None:
+        self.models = [info("small", 100), info("large", 1000)]
+        self.answer, self.fails_at, self.fail_poll, self.silent_from = list(answer), fails_at, fail_poll, silent_from
+        self.open: dict[str, int] = {}
+        self.sent: list[tuple[list[int], SamplingParams]] = []
+        self.most_open = self.polls = self.resets = 0
+        self.aborted: list[str] = []
+        self._ended: deque[EndEvent] = deque()
+
+    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, algorithm: str) -> str:
+        rid = f"r{len(self.sent)}"
+        self.sent.append((list(prompt_ids), sampling))
+        self.open[rid] = 0
+        self.most_open = max(self.most_open, len(self.open))
+        return rid
+
+    def abort(self, rid: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        self.aborted.append(rid)
+        self._ended.append(EndEvent(rid, reason, self.open.pop(rid), 0, 0, None, time.perf_counter()))
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        self.polls += 1
+        events: list[Event] = []
+        while self._ended:
+            events.append(self._ended.popleft())
+        if self.fails_at is not None and self.polls >= self.fail_poll and not self.aborted:
+            raise self.fails_at
+        if self.silent_from is not None and self.polls >= self.silent_from:
+            return events
+        for rid, position in list(self.open.items()):
+            now = time.perf_counter()
+            role = int(position >= len(self.answer) // 2)
+            events.append(TokenEvent(rid, position, [self.answer[position]], role, now))
+            self.open[rid] = position + 1
+            if position + 1 == len(self.answer):
+                del self.open[rid]
+                events.append(EndEvent(rid, FinishReason.STOP, position + 1, 2, 1, None, now))
+        return events
+
+    def reset_stats(self) -> None:
+        self.resets += 1
+
+    def stats(self) -> list[dict[str, Any]]:
+        return [report([6, 2], [4, 0], role=0), report([3, 1], [3, 1], role=1)]
+
+
+def report(transitions: list[int], commits: list[int], role: int) -> dict[str, Any]:
+    return {
+        "duration_s": 2.0, "steps": 3, "busy_s": 1.0, "compute_s": 0.8, "step_ms": [1.0, 2.0, 3.0],
+        "start_s": [0.0, 0.1, 0.2], "batch_size": [1, 2, 2], "tokens": [1, 2, 2], "admission_ms": [0.5, 1.5],
+        "transitions": {"r2r": transitions}, "commits": {"r2r": commits}, "role": {"r2r": role}, "threshold_B": 1,
+        "timeouts": 0, "evictions": 0, "preemptions": 0, "engine": {},
+    }
+
+
+def job(index: int = 0, expected: str | None = "7", sample: int = 0) -> Job:
+    task = Task(f"p{index}", [{"role": "user", "content": "?"}], expected)
+    return Job(task, sample, [1, 2, 3], SamplingParams(seed=index, max_tokens=8))
+
+
+def record(start: float, chunks: Sequence[tuple[float, int]], *, index: int = 0, end: float | None = None,
+           reason: FinishReason = FinishReason.STOP, error: str | None = None, **more: Any) -> Record:
+    """A finished request whose chunks arrived at the given times (seconds)."""
+    count = sum(tokens for _, tokens in chunks)
+    last = chunks[-1][0] if chunks else start
+    return Record(job(index), start, list(chunks), list(range(count)), [0] * count, last if end is None else end,
+                  reason, error=error, **more)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+
+from bench.load import ClosedLoop
+from bench.plan import request_seed
+from bench.records import Progress
+from tests.bench.fake import FakeService, job
+
+
+def loop(service: FakeService, concurrency: int = 3, stall_s: float = 60.0, **more: object) -> ClosedLoop:
+    return ClosedLoop(service, "r2r", concurrency, stall_s, **more)  # type: ignore[arg-type]
+
+
+def test_closed_loop_keeps_its_clients_busy_and_sends_in_order() -> None:
+    service = FakeService()
+    trace = loop(service).run("measuring", [job(i) for i in range(8)])
+    assert [sampling.seed for _, sampling in service.sent] == list(range(8))
+    assert service.most_open == 3
+    assert [r.token_ids for r in trace.records] == [[5, 6, 7, 8]] * 8
+    assert [r.roles for r in trace.records] == [[0, 0, 1, 1]] * 8
+    assert all(r.completed and r.handoffs == 2 and r.discarded == 1 for r in trace.records)
+    assert trace.stopped is None and trace.began <= trace.records[0].start <= trace.ended
+
+
+def test_fewer_requests_than_clients_end_too() -> None:
+    assert len(loop(FakeService(), concurrency=9).run("measuring", [job(0), job(1)]).records) == 2
+
+
+@pytest.mark.parametrize("stopped", [KeyboardInterrupt(), RuntimeError("subserver 1 (large) died")])
+def test_what_was_done_is_kept_when_the_run_is_stopped(stopped: BaseException) -> None:
+    service = FakeService(fails_at=stopped, fail_poll=6)
+    trace = loop(service, concurrency=2).run("measuring", [job(i) for i in range(20)])
+    assert trace.stopped is stopped
+    assert [r.completed for r in trace.records] == [True, True, False, False]
+    assert set(service.aborted) == {"r2", "r3"} and not service.open
+
+
+def test_a_system_that_falls_silent_is_a_failure() -> None:
+    trace = loop(FakeService(silent_from=3), stall_s=0.01).run("measuring", [job(i) for i in range(4)])
+    assert "load.stall_s=0.01" in str(trace.stopped)
+
+
+def test_a_count_that_does_not_match_the_stream_fails_the_request() -> None:
+    service = FakeService()
+    poll = service.poll
+    service.poll = lambda timeout_s: [e for e in poll(timeout_s) if getattr(e, "position", 0) != 3]  # type: ignore
+    trace = loop(service).run("measuring", [job(0)])
+    assert not trace.records[0].completed and trace.records[0].error == "3 tokens arrived, 4 were counted"
+
+
+def test_tokens_out_of_place_stop_the_run() -> None:
+    service = FakeService()
+    poll = service.poll
+    service.poll = lambda timeout_s: [e for e in poll(timeout_s) if getattr(e, "position", 0) != 1]  # type: ignore
+    assert "position 2, expected 1" in str(loop(service).run("measuring", [job(0)]).stopped)
+
+
+def test_progress_ends_at_the_end() -> None:
+    seen: list[Progress] = []
+    loop(FakeService(), watch=seen.append).run("measuring", [job(i) for i in range(5)])
+    assert (seen[-1].done, seen[-1].total, seen[-1].active, seen[-1].tokens) == (5, 5, 0, 20)
+
+
+def test_request_seeds_depend_on_both_keys_alone() -> None:
+    seeds = {request_seed(s, i) for s in range(20) for i in range(20)}
+    assert len(seeds) == 400 and all(0 <= seed < 2**63 for seed in seeds)
+    assert request_seed(3, 4) == request_seed(3, 4)
