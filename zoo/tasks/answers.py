@@ -70,13 +70,13 @@ def verified(answer: str, expected: str) -> bool:
 
 
 def _last_boxed(text: str) -> str | None:
-    """Content of the last `\\boxed{` whose brace is closed."""
+    """Content of the last `\\boxed{` whose brace is closed, without a full stop at its end."""
     start = text.rfind("\\boxed{")
     while start >= 0:
         depth, begin = 1, start + len("\\boxed{")
         for end in range(begin, len(text)):
             depth += {"{": 1, "}": -1}.get(text[end], 0)
             if depth == 0:
-                return text[begin:end].strip() or None
+                return text[begin:end].strip().rstrip(".") or None
         start = text.rfind("\\boxed{", 0, start)
     return None

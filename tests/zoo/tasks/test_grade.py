@@ -30,7 +30,7 @@ def test_boxed_integers_are_graded_without_a_process() -> None:
         assert grader.grade_all([
             (r"Step 1: 177 + 331 = 508. The answer is \boxed{508}.", "508"),
             (r"\boxed{507}", "508"),
-            (r"\boxed{025}", "25"),
+            (r"\boxed{025.}", "25"),
             (r"\boxed{1} at first, then \boxed{ 2 }", "2"),
             (r"\boxed{2} and then a cut \boxed{2", "2"),
             ("the answer is 508", "508"),
@@ -85,14 +85,20 @@ def test_the_plain_comparison_agrees_with_math_verify(answer: str, expected: str
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_crash_or_a_hang_costs_its_own_grade_only(workers: int) -> None:
-    words = ["yes", "crash", "yes", "hang", "no", "raise", "yes", "crash"]
-    with Grader("boxed", workers=workers, timeout_s=0.5, compare=by_whim) as grader:
+def test_a_crash_costs_its_own_grade_only(workers: int) -> None:
+    words = ["yes", "crash", "yes", "no", "raise", "yes", "crash"]
+    with Grader("boxed", workers=workers, timeout_s=120, compare=by_whim) as grader:
         grades = grader.grade_all([(rf"\boxed{{{word}}}", "yes") for word in words])
         again = grader.grade_all([(r"\boxed{yes}", "yes")])
-    assert [grade.correct for grade in grades] == [True, None, True, None, False, None, True, None]
+    assert [grade.correct for grade in grades] == [True, None, True, False, None, True, None]
     assert [grade.answer for grade in grades] == words
     assert again == [Grade(True, "yes")]
+
+
+def test_a_hang_costs_its_own_grade_only() -> None:
+    with Grader("boxed", workers=1, timeout_s=4, compare=by_whim) as grader:  # long enough for a busy machine
+        grades = grader.grade_all([(rf"\boxed{{{word}}}", "yes") for word in ("hang", "yes")])
+    assert grades == [Grade(None, "hang"), Grade(True, "yes")]
 
 
 def test_an_expected_answer_that_cannot_be_read_gives_no_grade() -> None:
