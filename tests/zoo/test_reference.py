@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.scripted import dummy, scripted
+from tests.zoo.algorithms import HALF, Circular, pair, single
 from tokenrouter.core import InputError, SamplingParams
 from tokenrouter.interface import Algorithm, BaseRouter, PeerReq, RequestView, StepResult
 from tokenrouter.sampling import Draw, sample
@@ -16,21 +17,6 @@ from zoo.reference import Reference, compare, sample_margin
 from zoo.walk import Record
 
 PROMPT = [5, 9, 33, 2, 47]
-RETURN = {"_target_": "tokenrouter.interface.ReturnAfterOne"}
-ENTROPY = "zoo.entropy.router.EntropySmall"
-
-
-def pair(target: str = ENTROPY, **config: Any) -> Algorithm:
-    return Algorithm("pair", ("small", "large"), {"small": {"_target_": target, **config}, "large": RETURN}, "small")
-
-
-def single() -> Algorithm:
-    return Algorithm("single", ("only",), {"only": {"_target_": "tokenrouter.interface.StayRouter"}}, "only")
-
-
-HALF = 0.7  # entropy that about half of the random model's proposals exceed
-
-
 def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     ids = model.generate(
         torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
@@ -123,17 +109,6 @@ def test_eos_of_either_model_ends_it() -> None:
     small, large = scripted({1: 2, 2: 3}, eos_token_id=9), scripted({}, eos_token_id=3)
     record = Reference(pair(threshold="never"), [small, large]).decode([1], GREEDY)
     assert (record.token_ids, record.finish_reason) == ([2, 3], "stop")
-
-
-class Circular(BaseRouter):
-    """Moves on to the next role after each token that it keeps."""
-
-    handoff = "keep"
-
-    def route(self, result: StepResult) -> torch.Tensor:
-        # Destinations leave the own role out: from the last role, the first one is 1.
-        following = self.role + 1 if self.role + 1 < len(self.roles) else 1
-        return torch.full((len(result.requests),), following)
 
 
 class Spy(Circular):

@@ -1,0 +1,99 @@
+"""What routing is worth: accuracy and share of the large model's tokens, on the same problems.
+
+    python bench/quality.py [models=tiny] [problems=1000] [algos=r2r,entropy,random] [out=results/quality/tiny.json]
+
+The two models alone, the given algorithms at the thresholds in conf/algo/, and the oracle: the large model's answers,
+of whose tokens it writes only those that the small model would not have proposed.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from tokenrouter.core import InputError
+from tokenrouter.engine.base import Engine
+from zoo.offline import Offline, teacher_forced
+from zoo.quality import Outcome, as_row, measure
+from zoo.setup import Setup, convert, progress_bar, run, split_arguments
+from zoo.walk import Record
+
+
+class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    problems: int = 1000  # of the `test` split
+    algos: str = "r2r,entropy,random"
+    seed: int = 0
+    decode_batch: int = 48
+    out: str = ""
+
+
+def oracle(small: Engine, records: Sequence[Record], llm: Outcome) -> Outcome:
+    """The outcome of replacing exactly the proposals that differ from the large model's."""
+    vocab_size, differing, total = small.info.vocab_size, 0, 0
+    for (logits, _), record in zip(teacher_forced(small, records), records, strict=True):
+        proposals = logits[:, :vocab_size].argmax(dim=-1).tolist()
+        differing += sum(p != token for p, token in zip(proposals, record.token_ids, strict=True))
+        total += len(record.token_ids)
+    return Outcome(llm.correct, differing / total, differing / total, llm.tokens)
+
+
+def main(arguments: list[str]) -> None:
+    overrides, own = split_arguments(arguments)
+    options = convert(own, Options)
+    if options.problems < 1:
+        raise InputError(f"problems={options.problems}: allowed is >= 1")
+    names = ["slm_only", "llm_only", *(name for name in options.algos.split(",") if name)]
+    setups = {name: Setup.compose([*overrides, f"algo={name}"], options.seed) for name in names}
+    setup = setups["llm_only"]
+    workload, tasks = setup.problems("test", options.problems)
+    length = max(len(setup.prompt(task)) for task in tasks) + workload.max_tokens
+    engines = {role: setup.engine(role, options.decode_batch, length) for role in ("small", "large")}
+    outcomes: dict[str, Outcome] = {}
+    answers: list[Record] = []
+    with progress_bar() as bar:
+        for name in names:
+            algorithm = setups[name].algorithm
+            offline = Offline(algorithm, [engines[role] for role in algorithm.roles], batch_size=options.decode_batch)
+            large = algorithm.roles.index("large") if "large" in algorithm.roles else None
+            task = bar.add_task(name, total=len(tasks))
+            outcomes[name], records = measure(
+                setup, workload, tasks, offline, large, lambda count, task=task: bar.advance(task, count)
+            )
+            if name == "llm_only":
+                answers = records
+    outcomes["oracle"] = oracle(engines["small"], answers, outcomes["llm_only"])
+    thresholds = {name: setups[name].config["algo"].get("threshold") for name in names}
+    rows = {
+        name: {"threshold": thresholds.get(name), **as_row(outcome, outcomes["llm_only"])}
+        for name, outcome in outcomes.items()
+    }
+    file = Path(options.out or f"results/quality/{setup.config['models']['name']}.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({
+        "models": {role: {"id": setup.model_name(role), "params": engines[role].info.num_params} for role in engines},
+        "data": workload.data_source, "problems": len(tasks), "seed": options.seed, "algorithms": rows,
+    }, indent=1) + "\n")
+    _print(rows, workload.data_source, file)
+
+
+def _print(rows: dict[str, dict[str, Any]], data: str, file: Path) -> None:
+    table = Table("algorithm", "threshold", "accuracy", "95 %", "of the large model's", "LLM tokens", title=data)
+    for name, row in rows.items():
+        threshold = row["threshold"]
+        table.add_row(
+            name, "" if threshold is None else str(threshold), f"{row['accuracy']:.1%}",
+            "{:.1%} to {:.1%}".format(*row["accuracy_ci95"]), f"{row['quality']:.1%}",
+            f"{row['llm_token_fraction']:.2%}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(str(file), highlight=False)
+
+
+if __name__ == "__main__":
+    run(main)

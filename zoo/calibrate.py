@@ -1,0 +1,178 @@
+"""Finds a threshold on held-out problems: `python -m zoo.calibrate algo=r2r target=quality:0.98 [problems=500]`.
+
+Targets: `llm_fraction:0.1` (share of tokens that the large model writes), `handoff:0.35` (share of the small model's
+proposals that are handed over), `quality:0.98` (accuracy over the large model's; the least use of it that reaches
+that). The curve of all thresholds tried is stored as JSON beside the router's weights, or where `out=` says.
+"""
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tokenrouter.core import InputError
+from tokenrouter.interface import StepResult
+from zoo.offline import Offline
+from zoo.quality import Outcome, as_row, measure
+from zoo.setup import Setup, convert, progress_bar, run, split_arguments
+from zoo.threshold import ThresholdRouter
+from zoo.weights import ROOT, resolve
+
+METRICS = {"llm_fraction": "llm_token_fraction", "handoff": "handoff", "quality": "quality"}
+LEVELS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35)
+
+
+class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    target: str
+    problems: int = 500  # of the `calibration` split
+    seed: int = 0
+    refine: int = 3  # thresholds tried between the two of the coarse curve that enclose the target
+    decode_batch: int = 48
+    out: str = ""
+
+
+class Curve:
+    """Measured points, by level: the share of the proposals along the large model's answers that leave."""
+
+    def __init__(self, setup: Setup, options: Options) -> None:
+        self.setup, self.options = setup, options
+        self.workload, self.tasks = setup.problems("calibration", options.problems)
+        roles = setup.algorithm.roles
+        length = max(len(setup.prompt(task)) for task in self.tasks) + self.workload.max_tokens
+        self.engines = [setup.engine(role, options.decode_batch, length) for role in roles]
+        self.large = len(roles) - 1
+        self.points: dict[float, dict[str, Any]] = {}
+        self._scores: list[torch.Tensor] = []
+        offline = self._offline()
+        router = offline.routers[0]
+        assert isinstance(router, ThresholdRouter)
+        self.above = router.leaves != "<"
+        self._listen(router)
+        router.threshold = router.params[0].parse("always")
+        # Each proposal is scored and then replaced: what comes out are the large model's own answers.
+        self.llm = self._run(offline, "always, which is the large model alone")
+        self.points[1.0] = {"threshold": "always", **as_row(self.llm, self.llm)}
+        self.scores = torch.cat(self._scores).double()
+
+    def measure(self, level: float) -> dict[str, Any]:
+        """The point of a level, decoded at the threshold that belongs to it."""
+        if level not in self.points:
+            quantile = self.scores.quantile(1 - level if self.above else level)
+            threshold = float(quantile.clamp(0, 1)) if level else "never"
+            offline = self._offline()
+            offline.routers[0].threshold = offline.routers[0].params[0].parse(threshold)  # type: ignore[attr-defined]
+            label = threshold if level == 0 else f"{threshold:.4f}"
+            self.points[level] = {"threshold": threshold, **as_row(self._run(offline, label), self.llm)}
+        return self.points[level]
+
+    def _offline(self) -> Offline:
+        return Offline(self.setup.algorithm, self.engines, batch_size=self.options.decode_batch)
+
+    def _run(self, offline: Offline, threshold: str) -> Outcome:
+        with progress_bar() as bar:
+            task = bar.add_task(f"threshold {threshold}", total=len(self.tasks))
+            return measure(self.setup, self.workload, self.tasks, offline, self.large,
+                           lambda count: bar.advance(task, count))[0]
+
+    def _listen(self, router: ThresholdRouter) -> None:
+        scores = router.scores
+
+        def listening(result: StepResult) -> tuple[torch.Tensor, torch.Tensor]:
+            found = scores(result)
+            self._scores.append(found[0].cpu())
+            return found
+
+        router.scores = listening  # type: ignore[method-assign]
+
+
+def parse_target(target: str) -> tuple[str, float]:
+    metric, _, number = target.partition(":")
+    allowed = f"allowed is one of {', '.join(METRICS)}, a colon, and a number in (0, 1]"
+    try:
+        value = float(number)
+    except ValueError:
+        raise InputError(f"target={target}: {allowed}") from None
+    if metric not in METRICS or not 0 < value <= 1:
+        raise InputError(f"target={target}: {allowed}")
+    return metric, value
+
+
+def search(curve: Curve, metric: str, value: float, refine: int) -> float:
+    """The level that meets the target: for quality the least that reaches it, else the one that comes closest."""
+    field = METRICS[metric]
+    for level in (0.0, *LEVELS):
+        curve.measure(level)
+    for _ in range(refine):
+        reached = [level for level in sorted(curve.points) if curve.points[level][field] >= value]
+        below = [level for level in curve.points if level < reached[0]] if reached else []
+        if not below:
+            break
+        low, high = max(below), reached[0]
+        curve.measure(math.sqrt(low * high) if low else high / 2)
+    levels = sorted(curve.points)
+    if metric == "quality":
+        return next((level for level in levels if curve.points[level][field] >= value), 1.0)
+    return min(levels, key=lambda level: abs(curve.points[level][field] - value))
+
+
+def main(arguments: list[str]) -> None:
+    overrides, own = split_arguments(arguments)
+    options = convert(own, Options)
+    metric, value = parse_target(options.target)
+    setup = Setup.compose(overrides, options.seed)
+    algo = setup.config["algo"]
+    entry = setup.algorithm.router(setup.algorithm.roles[0])
+    if not isinstance(entry, ThresholdRouter) or len(setup.algorithm.roles) != 2:
+        raise InputError(f"algo={algo['name']}: has no threshold of its small model; allowed is one that has")
+    if options.problems < 1:
+        raise InputError(f"problems={options.problems}: allowed is >= 1")
+    curve = Curve(setup, options)
+    level = search(curve, metric, value, options.refine)
+    chosen = curve.points[level]
+    file = Path(options.out) if options.out else default_file(algo)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({
+        "algo": algo["name"], "target": options.target, "threshold": chosen["threshold"], "chosen": chosen,
+        "models": {role: setup.model_name(role) for role in setup.algorithm.roles},
+        "data": curve.workload.data_source, "problems": options.problems, "seed": options.seed,
+        "curve": [{"level": at, **curve.points[at]} for at in sorted(curve.points)],
+    }, indent=1) + "\n")
+    _print(curve, level, entry, file)
+
+
+def default_file(algo: dict[str, Any]) -> Path:
+    """Beside the weights, or in the algorithm's folder where it has none."""
+    if "weights" in algo:
+        return resolve(algo["weights"]).with_suffix(".json")
+    return ROOT / "zoo" / algo["name"] / "calibration.json"
+
+
+def _print(curve: Curve, chosen: float, router: ThresholdRouter, file: Path) -> None:
+    table = Table("threshold", "LLM tokens", "handoffs", "accuracy", "quality", "95 %")
+    for level in sorted(curve.points):
+        point = curve.points[level]
+        threshold = point["threshold"]
+        table.add_row(
+            threshold if isinstance(threshold, str) else f"{threshold:.4f}", f"{point['llm_token_fraction']:.2%}",
+            f"{point['handoff']:.2%}", f"{point['accuracy']:.1%}", f"{point['quality']:.1%}",
+            "{:.1%} to {:.1%}".format(*point["quality_ci95"]), style="bold" if level == chosen else "",
+        )
+    point = curve.points[chosen]
+    console = Console()
+    console.print(table)
+    console.print(
+        f"threshold {point['threshold']}: {router.params[0].doc}. The large model writes "
+        f"{point['llm_token_fraction']:.1%} of the tokens; {point['handoff']:.1%} of the small model's proposals are "
+        f"handed over; accuracy is {point['quality']:.1%} of the large model's on {len(curve.tasks)} problems. "
+        f"Curve: {file}", soft_wrap=True, highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,108 @@
+"""R2R's labels: where does the small model's proposal change the outcome? (arXiv 2505.21600, section on data labelling)
+
+The LLM answers each problem greedily; the SLM is teacher-forced along that answer. Where its proposal is another token
+(a mismatch), the LLM continues from the proposal to the end. The proposal diverges if that leads to another final
+answer than the LLM's own, else it is neutral: another way of saying the same. The paper asks a large judge about the
+sentences instead; here answers can be checked.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tokenrouter.core import InputError
+from tokenrouter.engine.base import Engine
+from zoo.offline import Offline, Progress, greedy, single, teacher_forced
+from zoo.r2r.network import top_logits
+from zoo.walk import Record
+
+SAME, NEUTRAL, DIVERGENT = 0, 1, 2
+
+
+class Rows(NamedTuple):
+    """One row an output position of the LLM's answers: the SLM's `hidden` [N, H], `top_logits` [N, k] and proposed
+    `token_ids` [N]; `kinds` [N] is SAME, NEUTRAL or DIVERGENT; `problems` [N] counts the answers."""
+
+    hidden: torch.Tensor
+    top_logits: torch.Tensor
+    token_ids: torch.Tensor
+    kinds: torch.Tensor
+    problems: torch.Tensor
+
+
+class Labeller:
+    """`agree(answer, other)` says whether two decoded requests come to the same result."""
+
+    def __init__(
+        self, small: Engine, large: Engine, agree: Callable[[Record, Record], bool], *,
+        num_logits: int, max_tokens: int, batch_size: int,
+    ) -> None:
+        self.small, self.agree = small, agree
+        self.num_logits, self.max_tokens = num_logits, max_tokens
+        self.vocab_size = min(small.info.vocab_size, large.info.vocab_size)
+        self.eos = frozenset(large.info.eos_token_ids) | frozenset(small.info.eos_token_ids)
+        self.alone = Offline(single("large"), [large], batch_size=batch_size)
+
+    def label(self, prompts: Sequence[Sequence[int]], progress: Progress | None = None) -> Rows:
+        """The rows of these problems. Answers that the LLM does not finish are left out."""
+        answers = self.alone.decode(greedy(prompts, self.max_tokens), progress)
+        answers = [answer for answer in answers if answer.finish_reason == "stop"]
+        if not answers:
+            raise InputError(f"problems: the large model finished none of {len(prompts)} in {self.max_tokens} tokens; "
+                             "allowed are problems that it can answer, or a larger workload.max_tokens")
+        seen = list(self._see(answers))
+        branches = [
+            (index, position, int(proposals[position]))
+            for index, (answer, (_, _, proposals)) in enumerate(zip(answers, seen, strict=True))
+            for position in (proposals != torch.tensor(answer.token_ids)).nonzero().flatten().tolist()
+        ]
+        kinds = [torch.zeros(len(answer.token_ids), dtype=torch.long) for answer in answers]
+        for (index, position, _), branch in zip(branches, self._continue(answers, branches), strict=True):
+            kinds[index][position] = NEUTRAL if self.agree(branch, answers[index]) else DIVERGENT
+        hidden, top, proposals = (torch.cat(parts) for parts in zip(*seen, strict=True))
+        counts = torch.tensor([len(answer.token_ids) for answer in answers])
+        return Rows(hidden, top, proposals, torch.cat(kinds), torch.arange(len(answers)).repeat_interleave(counts))
+
+    def _see(self, answers: Sequence[Record]) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """The SLM's hidden states, top logits and proposals along each answer."""
+        for logits, hidden in teacher_forced(self.small, answers):
+            top = top_logits(logits, self.num_logits)
+            yield hidden.float().cpu(), top.cpu(), logits[:, : self.vocab_size].argmax(dim=-1).cpu()
+
+    def _continue(self, answers: Sequence[Record], branches: Sequence[tuple[int, int, int]]) -> list[Record]:
+        """What the LLM makes of each proposal: answers with it at that position."""
+        results, open_ends = [], []
+        for index, position, proposal in branches:
+            answer = answers[index]
+            start = [*answer.token_ids[:position], proposal]
+            branch = greedy([answer.prompt_ids + start], self.max_tokens - len(start))[0]
+            results.append((start, branch))
+            if proposal not in self.eos and len(start) < self.max_tokens:
+                open_ends.append(branch)
+        self.alone.decode(open_ends)
+        return [
+            Record(branch.prompt_ids, branch.sampling, token_ids=start + branch.token_ids) for start, branch in results
+        ]
+
+
+def collect(
+    labeller: Labeller, prompts: Sequence[Sequence[int]], folder: Path, *, chunk: int, progress: Progress | None = None
+) -> Rows:
+    """The rows of all problems, kept in `folder` in files of `chunk` problems: what is there is not done again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for start in range(0, len(prompts), chunk):
+        file = folder / f"{start:06d}.safetensors"
+        if not file.exists():
+            rows = labeller.label(prompts[start : start + chunk])
+            save_file(rows._asdict(), file.with_suffix(".partial"))
+            file.with_suffix(".partial").rename(file)
+        loaded = Rows(**load_file(file))
+        parts.append(loaded._replace(problems=loaded.problems + start))
+        if progress:
+            progress(min(chunk, len(prompts) - start))
+    return Rows(*(torch.cat(columns) for columns in zip(*parts, strict=True)))

@@ -1,0 +1,156 @@
+"""What the zoo's commands share: `key=value` arguments, and from conf/ the algorithm, the models and the problems.
+
+`algo=`, `models=` and `workload=` choose a file of conf/, `group.field=value` overrides a field of it; every other key
+is the command's own.
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from tokenrouter.core import InputError
+from tokenrouter.engine import load_engine
+from tokenrouter.engine.base import Engine
+from tokenrouter.interface import Algorithm
+from zoo.tasks.answers import check_kind, extract, plainly_equal, verified
+from zoo.tasks.rows import Task
+from zoo.tasks.workload import Workload, load_workload
+from zoo.walk import Record
+from zoo.weights import ROOT, resolve
+
+GROUPS = ("algo", "models", "workload")
+Options = TypeVar("Options", bound=msgspec.Struct)
+
+
+def split_arguments(arguments: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """Overrides for conf/, and the command's own keys."""
+    overrides, own = [], {}
+    for argument in arguments:
+        key, found, value = argument.partition("=")
+        if not found:
+            raise InputError(f"{argument}: allowed is key=value")
+        if key.split(".")[0] in GROUPS:
+            overrides.append(argument)
+        else:
+            own[key] = value
+    return overrides, own
+
+
+def convert(values: dict[str, str], options: type[Options]) -> Options:
+    """The command's own keys as its options; InputError for an unknown, missing or ill-typed one."""
+    known = {field.encode_name for field in msgspec.structs.fields(options)}
+    for key in values:
+        if key not in known:
+            raise InputError(f"{key}={values[key]}: unknown; allowed are {', '.join([*GROUPS, *sorted(known)])}")
+    try:
+        return msgspec.convert(values, options, strict=False)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$.")
+        key = place.rstrip("`")
+        raise InputError(f"{key}={values[key]}: {reason}" if key else reason) from None
+
+
+@dataclass
+class Setup:
+    """A composed configuration: `config` has the groups of conf/, plain and resolved."""
+
+    config: dict[str, Any]
+    seed: int = 0
+
+    @classmethod
+    def compose(cls, overrides: Sequence[str], seed: int = 0) -> Setup:
+        try:
+            with initialize_config_dir(str(ROOT / "conf"), version_base=None):
+                composed = compose("config", list(overrides))
+            config = {group: OmegaConf.to_container(composed[group], resolve=True) for group in GROUPS}
+        except (HydraException, OmegaConfBaseException) as error:
+            raise InputError(" ".join(str(error).split())) from None
+        return cls(config, seed)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        algo = self.config["algo"]
+        return Algorithm(algo["name"], tuple(algo["roles"]), algo["roles"], algo["entry"])
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return AutoTokenizer.from_pretrained(_folder(self.config["models"]["tokenizer"]))
+
+    def model_path(self, role: str) -> str:
+        roles = self.config["models"]["roles"]
+        if role not in roles:
+            raise InputError(f"models={self.config['models']['name']}: has no role {role!r}; allowed is one with it")
+        return _folder(roles[role]["path"])
+
+    def model_name(self, role: str) -> str:
+        return Path(self.model_path(role)).name
+
+    def engine(self, role: str, sequences: int, max_tokens: int) -> Engine:
+        """The role's model, with room for that many sequences of that many tokens and as much again to reuse."""
+        model = self.config["models"]["roles"][role]
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return load_engine("torch", path=self.model_path(role), dtype=model["dtype"], device=device,
+                           capacity_tokens=2 * sequences * max_tokens)
+
+    def problems(self, split: str, count: int) -> tuple[Workload, list[Task]]:
+        """`count` problems: of that split of the generated ones, or of the workload's file."""
+        embedded, workload = self.config["models"]["embedded"], self.config["workload"]
+        if not embedded and workload["path"] is None:
+            raise InputError(f"workload.path=null: allowed is a file of problems set apart for {split}")
+        if embedded:
+            workload = {**workload, "embedded": {**workload["embedded"], "split": split, "size": count}}
+        loaded = load_workload(workload, embedded=embedded, n=count, seed=self.seed)
+        return loaded, loaded.problems[:count]
+
+    def prompt(self, task: Task) -> list[int]:
+        ids = self.tokenizer.apply_chat_template(task.prompt_messages, add_generation_prompt=True, return_dict=False)
+        return list(ids)
+
+    def answer(self, kind: str, record: Record) -> str | None:
+        """The answer that a decoded request gives."""
+        return extract(check_kind(kind), self.tokenizer.decode(record.token_ids, skip_special_tokens=True))
+
+
+def same_answer(answer: str | None, other: str | None) -> bool:
+    """Whether two answers agree; a missing one agrees with nothing."""
+    if answer is None or other is None:
+        return False
+    plain = plainly_equal(answer, other)
+    return verified(answer, other) if plain is None else plain
+
+
+def progress_bar() -> Progress:
+    """A bar with count, time gone and time left; silent where nobody watches."""
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                    TimeRemainingColumn(), disable=not sys.stderr.isatty())
+
+
+def run(main: Callable[[list[str]], None]) -> None:
+    """A command: exit code 2 and one line for bad input."""
+    torch.set_num_threads(1)
+    try:
+        main(sys.argv[1:])
+    except InputError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _folder(path: str) -> str:
+    """A local folder, or the path itself as a hub id."""
+    folder = resolve(path)
+    return str(folder) if folder.is_dir() else path
