@@ -78,7 +78,8 @@ class Cluster:
                     [sys.executable, "-m", "tokenrouter.subserver", str(path)],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                     env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads,
-                                      "TOKENIZERS_PARALLELISM": "false"}))
+                                      # Whatever router this process can import, the subserver can.
+                                      "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}))
         self.frontend = Frontend(self._mailbox, self.spec, self.watch)
         self.frontend.wait_ready(START_TIMEOUT_S)
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from tokenrouter.cluster.spec import ClusterSpec
-from tokenrouter.engine.memory import capacity_tokens, footprint
+from tokenrouter.engine.memory import footprint, joint_capacity
 
 GB = 1024**3
 
@@ -12,9 +12,10 @@ def plan_capacity(spec: ClusterSpec) -> list[int]:
     engine = spec.engine
     if engine.capacity_tokens is not None:
         return [engine.capacity_tokens] * len(spec.models)
-    sizes = [footprint(model.path, model.dtype) for model in spec.models]
     budget, reserve = int(engine.memory_gb * GB), int(engine.reserve_gb * GB)
-    shares = {device: capacity_tokens([size for size, model in zip(sizes, spec.models, strict=True)
-                                       if model.device == device], budget=budget, reserve=reserve)
-              for device in {model.device for model in spec.models}}
+    sizes = [footprint(model.path, model.dtype) for model in spec.models]
+    shares = {}
+    for device in {model.device for model in spec.models}:
+        sharing = [size for size, model in zip(sizes, spec.models, strict=True) if model.device == device]
+        shares[device] = joint_capacity(budget, sharing, reserve=reserve)
     return [shares[model.device] for model in spec.models]
