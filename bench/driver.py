@@ -41,7 +41,7 @@ def execute(values: Mapping[str, Any], folder: Path, out: Console, err: Console)
     write_config(folder, values)
     logger = make_logger(plan.config.logger, values, folder, lambda line: err.print(f"warning: {line}", style="yellow"))
     out.print(f"{plan.config.algo.name} on {plan.workload.data_source}, {len(plan.jobs)} requests; starting "
-              f"{len(plan.roles)} model(s)", highlight=False)
+              f"{len(plan.roles)} model(s)", highlight=False, soft_wrap=True)
     with closing(logger):
         with ProgressView(err) as view:
 

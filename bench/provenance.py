@@ -4,6 +4,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -12,8 +13,9 @@ from typing import Any
 
 import torch
 
-from bench.models import locate, revision
+from bench.models import revision
 from bench.plan import Plan
+from zoo.weights import resolve
 
 _ROOT = Path(__file__).parents[1]
 
@@ -35,6 +37,7 @@ def provenance(plan: Plan) -> dict[str, Any]:
         "dirty": dirty,
         "host": platform.node(),
         "cpu": _cpu(),
+        "load_average": round(os.getloadavg()[0], 2),  # of the machine, at the end: was it ours alone?
         "gpu": torch.cuda.get_device_name() if plan.config.hardware.device.startswith("cuda") else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -46,7 +49,7 @@ def provenance(plan: Plan) -> dict[str, Any]:
 
 def _models_hash(plan: Plan) -> str:
     found = {
-        role: [model.path, revision(locate(f"models.roles.{role}.path", model.path), model.revision), model.dtype]
+        role: [model.path, revision(str(resolve(model.path)), model.revision), model.dtype]
         for role, model in plan.config.models.roles.items()
     }
     return _digest([found, plan.config.models.load_format])

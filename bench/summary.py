@@ -36,6 +36,7 @@ def summarise(
     return {
         "schema_version": SCHEMA_VERSION,
         "algo": config.algo.name,
+        "threshold": config.algo.threshold,
         "workload": plan.workload.name,
         "system": config.system.name,
         "engine": config.engine.kind,

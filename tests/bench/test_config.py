@@ -1,0 +1,113 @@
+"""Bad input: one line that names the field, the value and what is allowed, and nothing started."""
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from bench.config import explain_composition
+from bench.plan import prepare
+from tests.bench.conftest import ROOT, Compose
+from tokenrouter.core import InputError
+
+ROW = '{"id": 1, "problem": "1 + 1?", "answer": 2}\n'
+
+
+@pytest.mark.parametrize(("override", "said"), [
+    ("algo=nope", "algo=nope: allowed is one of entropy, "),
+    ("workload=nope", "workload=nope: allowed is one of aime, "),
+    ("models=nope", "models=nope: allowed is one of tiny, "),
+    ("engine=nope", "engine=nope: allowed is one of torch"),
+    ("system=nope", "system=nope: allowed is one of reference, tokenrouter"),
+    ("nope=1", "nope=1: unknown; allowed is one of algo, workload, "),
+    ("load.nope=1", "load.nope=1: unknown; allowed is one of mode, concurrency, "),
+    ("workload.nope=1", "workload.nope=1: unknown; allowed is a field that the yaml in conf/workload/ has"),
+    ("nope", "nope: not understood; allowed is group=choice or group.field=value"),
+    ("batching.B=[1,", "batching.B=[1,: not understood; allowed is group=choice or group.field=value"),
+    ("load.seed=${nope}", "Interpolation key 'nope' not found"),
+])  # fmt: skip
+def test_what_cannot_be_composed(composed: Compose, override: str, said: str) -> None:
+    with pytest.raises((HydraException, OmegaConfBaseException)) as caught:
+        composed(override)
+    line = explain_composition(caught.value)
+    assert line.startswith(said) and "\n" not in line
+
+
+@pytest.mark.parametrize(("overrides", "said"), [
+    (["load.concurrency=0"], "load.concurrency=0: allowed is a whole number >= 1"),
+    (["load.concurrency=many"], "load.concurrency='many': allowed is a whole number >= 1"),
+    (["load.num_requests=-1"], "load.num_requests=-1: allowed is a whole number >= 1"),
+    (["load.warmup=-1"], "load.warmup=-1: allowed is a whole number >= 0"),
+    (["load.seed=1.5"], "load.seed=1.5: allowed is a whole number >= 0"),
+    (["load.mode=open"], "load.mode='open': allowed is closed"),
+    (["+load.nope=1"], "load.nope: unknown; allowed is one of mode, concurrency, "),
+    (["~load.seed"], "load.seed: missing"),
+    (["algo.threshold=1.5"], "algo.threshold=1.5: allowed is a number in [0, 1], or never, or always"),
+    (["algo.threshold=-0.1"], "algo.threshold=-0.1: allowed is a number in [0, 1], or never, or always"),
+    (["algo.threshold=sometimes"], "algo.threshold='sometimes': allowed is a number in [0, 1], or never, or always"),
+    (["workload.max_tokens=0"], "workload.max_tokens=0: allowed is a whole number >= 1, or null"),
+    (["workload.max_tokens=4000"], "workload.max_tokens=4000: allowed is at most "),
+    (["workload.version=x"], "workload.version='x': "),
+    (["workload.grader=nope"], "workload.grader='nope': allowed is one of "),
+    (["workload.path=nope.jsonl"], "workload.path='nope.jsonl': no such file; allowed is "),
+    (["sampling.temperature=-1"], "sampling.temperature=-1: allowed is a number >= 0 and <= 100"),
+    (["sampling.top_p=0"], "sampling.top_p=0: allowed is a number > 0 and <= 1"),
+    (["batching=fixed", "batching.B=[1,2,3]"], "batching.B=[1, 2, 3]: allowed is 2 numbers >= 1"),
+    (["batching=fixed", "batching.B=[1,0]"], "batching.B.1=0: allowed is a whole number >= 1"),
+    (["batching.policy=nope"], "batching.policy='nope': allowed is one of eager, fixed"),
+    (["hardware.threads=0"], "hardware.threads=0: allowed is a whole number >= 1"),
+    (["hardware.pin=nope"], "hardware.pin='nope': allowed is auto, or a list of: a whole number >= 0"),
+    (["engine.memory_gb=0"], "engine.memory_gb=0: allowed is a number > 0"),
+    (["logger.kind=nope"], "logger.kind='nope': allowed is one of none, wandb"),
+    (["~models.roles.large"], "models=tiny: has no model for the role 'large' of algo=entropy; allowed is "),
+    (["models.roles.large.path=no/such/folder"], "models.roles.large.path='no/such/folder': allowed is an existing "),
+])  # fmt: skip
+def test_what_cannot_run(composed: Compose, overrides: list[str], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        prepare(composed(*overrides))
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    ("", "has no rows"),
+    (ROW + "{broken\n", "row 2: '{broken' is not JSON"),
+    (ROW + '{"id": 2, "question": "?"}\n', "row 2: has ['id', 'question']; allowed is an object with the columns"),
+    (ROW + ROW, "row 2: id='1' occurs twice"),
+    ('{"id": 1, "problem": "' + "1 + " * 600 + '1?", "answer": 601}\n', "prompt of problem 1="),
+])  # fmt: skip
+def test_files_that_cannot_be_used(composed: Compose, tmp_path: Path, content: str, said: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(content)
+    with pytest.raises(InputError) as caught:
+        prepare(composed(f"workload.path={file}", "load.num_requests=2", "load.concurrency=1"))
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_models_with_different_vocabularies(composed: Compose, folders: dict[str, Path]) -> None:
+    with pytest.raises(InputError) as caught:
+        prepare(composed(f"models.roles.large.path={folders['other']}"))
+    line = str(caught.value)
+    assert str(folders["small"]) in line and str(folders["other"]) in line and "their vocabularies differ: '" in line
+
+
+def command(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, str(ROOT / "bench/run.py"), *overrides]
+    return subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=120)
+
+
+def test_the_command_says_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    done = command(tmp_path, "algo=entropy", "load.concurrency=0", f"hydra.run.dir={tmp_path}/run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: load.concurrency=0: allowed is a whole number >= 1\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_explains_a_choice_that_does_not_exist(tmp_path: Path) -> None:
+    done = command(tmp_path, "algo=nope")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: algo=nope: allowed is one of ") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
