@@ -87,9 +87,10 @@ def _declared_shapes(config: Any) -> list[Sequence[int]]:
 
 
 def _kv_shape(config: Any) -> tuple[int, int, int]:
-    """Key heads, numbers of a key, numbers of a value of one layer."""
+    """Key heads, numbers of a key, numbers of a value of one layer, in the embedded engine."""
     heads = config.num_attention_heads
     if getattr(config, "kv_lora_rank", None):  # latent attention, kept expanded
         return heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return getattr(config, "num_key_value_heads", None) or heads, head_dim, head_dim
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    return key_heads, head_dim, head_dim

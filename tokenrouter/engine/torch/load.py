@@ -29,7 +29,9 @@ def load_model(path: str, *, dtype: str, device: torch.device, load_format: str,
     try:
         config = AutoConfig.from_pretrained(path)
         if load_format == "dummy":
-            model = _auto.from_config(config, dtype=DTYPES[dtype])
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                model = _auto.from_config(config, dtype=DTYPES[dtype])
             if Path(path, "generation_config.json").exists():
                 model.generation_config = GenerationConfig.from_pretrained(path)
             _randomize(model, seed)
@@ -60,9 +62,11 @@ def context_length(config: Any) -> int:
 
 
 def _randomize(model: Any, seed: int) -> None:
-    """Weights so large that a layer's output is of the size of its input, and that greedy tokens vary."""
+    """Weights so large that a layer adds more than it is given: otherwise greedy tokens repeat their input."""
     generator = torch.Generator().manual_seed(seed)
+    embedding = model.get_input_embeddings().weight
     for name, parameter in model.named_parameters():
-        scale = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1 if name.endswith("bias") else 0.0
+        gain = 1.0 if parameter is embedding else 2.0
+        scale = gain * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1 if name.endswith("bias") else 0.0
         if scale:
             parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * scale)
