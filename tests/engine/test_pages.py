@@ -139,6 +139,7 @@ def test_tokens_that_were_not_committed_are_not_cached() -> None:
     memory.run("a", list(range(8)))
     memory.pool.free("a", [0, 1, 2, 3, 4, 5, 6, 70])
     assert memory.pool.open("b", list(range(9))) == 4
+    assert memory.pool.open("c", [0, 1, 2, 3, 4, 5, 6, 70, 8]) == 4
 
 
 def test_without_prefix_cache_nothing_is_kept() -> None:
@@ -173,6 +174,18 @@ def test_a_shared_page_is_copied_before_it_is_written() -> None:
     assert memory.read("b") == [0, 1, 2, 3, 4, 5, 60, 70]
     assert memory.read("c") == list(range(9))
     memory.pool.check(["b", "c"])
+
+
+def test_no_room_for_the_copy_of_a_shared_page() -> None:
+    memory = Memory(num_pages=3)
+    memory.run("a", list(range(8)))
+    memory.pool.free("a", list(range(8)))
+    memory.run("b", list(range(9)))
+    memory.pool.open("c", list(range(9)))
+    memory.pool.truncate("c", 6)
+    before = memory.snapshot()
+    assert not memory.pool.allocate("c", 1)
+    assert memory.snapshot() == before
 
 
 def test_a_sequence_alone_can_always_write_to_what_it_holds() -> None:
