@@ -66,7 +66,12 @@ def measure(plan: Plan, service: Service, watch: Callable[[Progress], None]) -> 
         raise warm.stopped
     service.reset_stats()
     trace = loop.run("measuring", plan.jobs)
-    reports = [] if isinstance(trace.stopped, RuntimeError) else service.stats()
+    reports: list[dict[str, Any]] = []
+    try:
+        if not isinstance(trace.stopped, RuntimeError):
+            reports = service.stats()
+    except (RuntimeError, KeyboardInterrupt) as stopped:  # what was measured stands
+        trace.stopped = trace.stopped or stopped
     return Measurement(trace, list(service.models), reports)
 
 

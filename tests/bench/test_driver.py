@@ -169,6 +169,19 @@ def test_partial_results_are_kept_and_marked(
     assert run.rows[3]["grade"] is None and run.rows[3]["output_tokens"] > 0
 
 
+def test_a_system_that_is_gone_at_the_end_does_not_take_the_result_along(
+    composed: Compose, load: list[str], answer: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone() -> list[dict[str, Any]]:
+        raise RuntimeError("gone")
+
+    service = FakeService(answer)
+    service.stats = gone  # type: ignore[method-assign]
+    run = Run(composed(*load), service, tmp_path / "run", monkeypatch)
+    assert run.summary["completed"] == 6 and run.summary["validity"]["reasons"][0] == "failed: gone"
+    assert run.summary["routing"]["P"] is None and run.summary["routing"]["step_ms"] == {}
+
+
 def test_what_results_are_compared_by(ran: Run, composed: Compose, load: list[str], answer: list[int], tmp_path: Path,
                                       monkeypatch: pytest.MonkeyPatch) -> None:
     def key(name: str, *overrides: str) -> dict[str, Any]:
