@@ -2,6 +2,7 @@
 
 Half of the first batches drill single equations, with the loss on results alone, where all the difficulty lies; the
 others are whole problems, with the loss on the worked answer. Hidden matrices are trained by Muon, the rest by AdamW.
+A deep model may start shallow and be grown on the way, which saves much of the time.
 Every problem is drawn afresh from the `train` split. A run is a function of size, seed and token budget, up to the
 machine's rounding; README.md says what it gave.
 """
@@ -36,7 +37,10 @@ WARMUP_STEPS, DECAY_FROM, DECAY_TO = 100, 0.3, 0.02
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model's shape, and how many tokens (padding included) its training takes, in all and in a batch."""
+    """A model's shape, and how many tokens (padding included) its training takes, in all and in a batch.
+
+    With `start_layers`, the first `start_tokens` train a model of so many layers, which then is grown to `layers`.
+    """
 
     hidden: int
     layers: int
@@ -44,13 +48,15 @@ class Recipe:
     kv_heads: int
     intermediate: int
     tokens: int
-    batch: int = 4096
+    batch: int = 3072
+    start_layers: int = 0
+    start_tokens: int = 0
 
-    def config(self, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+    def config(self, tokenizer: PreTrainedTokenizerFast, layers: int) -> Qwen3Config:
         return Qwen3Config(
             vocab_size=len(tokenizer),
             hidden_size=self.hidden,
-            num_hidden_layers=self.layers,
+            num_hidden_layers=layers,
             num_attention_heads=self.heads,
             num_key_value_heads=self.kv_heads,
             head_dim=32,
@@ -64,9 +70,18 @@ class Recipe:
 
 
 RECIPES = {
-    "small": Recipe(hidden=96, layers=2, heads=4, kv_heads=2, intermediate=256, tokens=8_000_000, batch=3072),
-    "medium": Recipe(hidden=128, layers=4, heads=4, kv_heads=2, intermediate=352, tokens=10_000_000, batch=3072),
-    "large": Recipe(hidden=160, layers=8, heads=4, kv_heads=2, intermediate=448, tokens=10_500_000, batch=3072),
+    "small": Recipe(hidden=96, layers=2, heads=4, kv_heads=2, intermediate=256, tokens=8_000_000),
+    "medium": Recipe(hidden=128, layers=4, heads=4, kv_heads=2, intermediate=352, tokens=7_000_000),
+    "large": Recipe(
+        hidden=160,
+        layers=12,
+        heads=4,
+        kv_heads=2,
+        intermediate=448,
+        tokens=10_500_000,
+        start_layers=8,
+        start_tokens=8_000_000,
+    ),
 }
 
 Batch = tuple[Tensor, Tensor]
@@ -182,6 +197,24 @@ def _optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
+def grow(model: Qwen3ForCausalLM, config: Qwen3Config) -> Qwen3ForCausalLM:
+    """A model of `config`, which differs in its number of layers alone, that computes what `model` does.
+
+    Some layers are doubled, evenly over the depth; a copy's output projections are zero, so that it adds nothing until
+    it has learned to (block expansion: Wu et al., LLaMA Pro, arXiv:2401.02415, section 3.2).
+    """
+    deep = Qwen3ForCausalLM._from_config(config, attn_implementation="matmul")
+    deep.load_state_dict({k: v for k, v in model.state_dict().items() if ".layers." not in k}, strict=False)
+    old, new = model.config.num_hidden_layers, config.num_hidden_layers
+    for index, layer in enumerate(deep.model.layers):
+        source = index * old // new
+        layer.load_state_dict(model.model.layers[source].state_dict())
+        if index and source == (index - 1) * old // new:
+            torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+            torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    return deep
+
+
 def train(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int, snapshot: int = 0, out: Path | None = None
 ) -> tuple[Qwen3ForCausalLM, list[float]]:
@@ -190,7 +223,8 @@ def train(
     Every `snapshot` tokens (0: never) what there is so far is saved to `out`.
     """
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM._from_config(recipe.config(tokenizer), attn_implementation="matmul")
+    shallow = recipe.config(tokenizer, recipe.start_layers or recipe.layers)
+    model = Qwen3ForCausalLM._from_config(shallow, attn_implementation="matmul")
     optimizers = _optimizers(model)
     peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     whole, drills = (make(tokenizer, recipe.batch, seed) for make in (problem_batches, drill_batches))
@@ -201,6 +235,9 @@ def train(
     saved = 1
     began = time.perf_counter()
     while used < recipe.tokens:
+        if used >= recipe.start_tokens and model.config.num_hidden_layers < recipe.layers:
+            model = grow(model, recipe.config(tokenizer, recipe.layers))
+            optimizers = _optimizers(model)
         progress = used / recipe.tokens
         drill = rng.random() < DRILL_SHARE and progress < DRILL_UNTIL
         batch = next(drills if drill else whole)
@@ -241,7 +278,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
         do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     shipped.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    tokenizer.save_pretrained(out, save_jinja_files=False)
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ def test_sizes_share_the_tokenizer_that_the_training_split_gives() -> None:
 def test_all_sizes_together_are_small() -> None:
     files = [file for size in SIZES for file in path(size).iterdir()]
     assert sum(file.stat().st_size for file in files) < 20_000_000
-    assert {file.suffix for file in files} <= {".json", ".safetensors", ".jinja"}
+    assert {file.suffix for file in files} <= {".json", ".safetensors"}
 
 
 def test_large_solves_test_problems_that_it_was_never_shown() -> None:

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from zoo.models.tokenizer import VOCAB_SIZE, build, completion, prompt
-from zoo.models.train import IGNORE, RECIPES, drill_batches, problem_batches, save, train
+from zoo.models.train import IGNORE, RECIPES, drill_batches, grow, problem_batches, save, train
 from zoo.tasks.arithmetic import problems, split_of
 
-TINY = replace(RECIPES["small"], hidden=32, layers=1, heads=2, kv_heads=1, intermediate=64, tokens=80_000, batch=512)
+TINY = replace(RECIPES["small"], hidden=32, layers=1, heads=2, kv_heads=1, intermediate=64, tokens=40_000, batch=400)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,29 @@ def test_drills_have_loss_on_results_and_never_go_on_from_an_equation(tokenizer:
             results = tokenizer.decode(label[label != IGNORE]).split(".\n")[:-1]
             assert [e.split("=")[1] for e in equations] == results
             assert all(a.split()[-1] != b.split()[0] for a, b in pairwise(equations))
+
+
+def test_grown_model_computes_the_same_and_its_new_layers_learn(tokenizer: PreTrainedTokenizerFast) -> None:
+    torch.set_num_threads(1)
+    recipe = replace(TINY, layers=3, start_layers=2, start_tokens=2_000, tokens=4_000)
+    shallow, _ = train(replace(recipe, layers=2, tokens=2_000), tokenizer, seed=0)
+    deep = grow(shallow, recipe.config(tokenizer, 3))
+    ids = tokenizer("There are 508 pens", return_tensors="pt")["input_ids"]
+    assert torch.equal(deep(ids).logits, shallow(ids).logits)
+    trained, _ = train(recipe, tokenizer, seed=0)
+    assert [bool(layer.mlp.down_proj.weight.any()) for layer in deep.model.layers] == [True, False, True]
+    assert all(bool(layer.mlp.down_proj.weight.any()) for layer in trained.model.layers)
+
+
+def test_attention_of_training_is_that_of_transformers(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    model, _ = train(replace(TINY, tokens=1), tokenizer, seed=0)
+    save(model, tokenizer, tmp_path)
+    plain, ours = (
+        AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation=name)
+        for name in ("eager", "matmul")
+    )
+    ids, _ = next(problem_batches(tokenizer, 1024, seed=0))
+    torch.testing.assert_close(ours(ids).logits, plain(ids).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_training_text_holds_no_pair_of_the_test_split() -> None:
