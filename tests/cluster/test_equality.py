@@ -1,0 +1,86 @@
+"""The truth: whatever the concurrency, the threshold, the sampling and the room for KV, tokens and their authors are
+those of the one-request reference (zoo/reference.py)."""
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.cluster.conftest import VOCAB
+from tests.toy import toy_algorithm
+from tokenrouter.cluster.cluster import Cluster
+from tokenrouter.cluster.spec import AlgorithmSpec, BatchingSpec, ClusterSpec
+from tokenrouter.core import SamplingParams
+from tokenrouter.server.frontend import EndEvent, TokenEvent
+from zoo.reference import Reference, compare
+from zoo.walk import Record
+
+ENTROPY = AlgorithmSpec(name="entropy", roles=["m0", "m1"], entry="m0", models=[0, 1], routers={
+    "m0": {"_target_": "zoo.entropy.router.EntropySmall", "threshold": 0.75},
+    "m1": {"_target_": "tokenrouter.interface.ReturnAfterOne"},
+})
+ALGORITHMS = [toy_algorithm(2, name="pair"), toy_algorithm(3, entry=1, name="three"), ENTROPY]
+Job = tuple[str, list[int], SamplingParams]
+
+
+@pytest.fixture(scope="module")
+def jobs() -> list[Job]:
+    """Every second request greedy, the others sampled with filters; lengths mixed."""
+    rng = random.Random(11)
+    made = []
+    for i in range(48):
+        prompt = [rng.randrange(1, VOCAB) for _ in range(rng.choice((1, 3, 17, 40, 75)))]
+        filters = {} if i % 2 else {"temperature": rng.choice((0.7, 1.2)), "top_p": rng.choice((1.0, 0.9)),
+                                    "top_k": rng.choice((0, 20))}
+        sampling = SamplingParams(rng.randrange(2**40), rng.choice((1, 9, 30, 60)), **filters)
+        made.append((ALGORITHMS[i % 3].name, prompt, sampling))
+    return made
+
+
+@pytest.fixture(scope="module")
+def truth(jobs: list[Job], folders: list[Path]) -> list[Record]:
+    models = [AutoModelForCausalLM.from_pretrained(folder) for folder in folders]
+    references = {a.name: Reference(a.build(), [models[m] for m in a.models], VOCAB) for a in ALGORITHMS}
+    return [references[name].decode(prompt, sampling) for name, prompt, sampling in jobs]
+
+
+def run(cluster: Cluster, jobs: list[Job], concurrency: int) -> list[Record]:
+    frontend, waiting, open_now = cluster.frontend, list(enumerate(jobs))[::-1], {}
+    records = [Record(prompt, sampling) for _, prompt, sampling in jobs]
+    while waiting or open_now:
+        while waiting and len(open_now) < concurrency:
+            index, (name, prompt, sampling) = waiting.pop()
+            open_now[frontend.submit(prompt, sampling, name)] = records[index]
+        for event in frontend.poll(1.0):
+            record = open_now[event.rid]
+            if isinstance(event, TokenEvent):
+                record.token_ids = record.token_ids + event.token_ids
+                record.token_models = record.token_models + [event.role] * len(event.token_ids)
+            elif isinstance(event, EndEvent):
+                del open_now[event.rid]
+                record.finish_reason, record.handoffs, record.discarded = event.reason, event.handoffs, event.discarded
+    return records
+
+
+@pytest.mark.parametrize("B, capacity_tokens", [([1, 1, 1], 4096), ([1, 3, 3], 4096), ([1, 3, 3], 160)])
+def test_the_runtime_tells_the_truth(make_spec: Callable[..., ClusterSpec], jobs: list[Job], truth: list[Record],
+                                     B: list[int], capacity_tokens: int):
+    spec = make_spec(ALGORITHMS, models=3, capacity_tokens=capacity_tokens,
+                     batching=BatchingSpec(policy="fixed", B=B))
+    verdicts: Counter[str] = Counter()
+    with Cluster(spec) as cluster:
+        for concurrency in (1, 4, 16):
+            for got, true in zip(run(cluster, jobs, concurrency), truth, strict=True):
+                verdict = compare(got, true)
+                assert verdict.kind != "diverged", (concurrency, verdict)
+                verdicts[verdict.kind] += 1
+        cluster.frontend.check()
+        stats = cluster.frontend.stats()
+    assert verdicts["equal"] == 3 * len(jobs), "random weights leave wide margins: nothing is to be excused"
+    assert all(report["timeouts"] == 0 for report in stats)
+    taken = sum(report["evictions"] + report["preemptions"] for report in stats)
+    assert (taken > 0) == (capacity_tokens < 4096), "a small pool must force evictions, a large one none"
