@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,7 @@ def main(arguments: list[str]) -> None:
             offline = Offline(algorithm, [engines[role] for role in algorithm.roles], batch_size=options.decode_batch)
             large = algorithm.roles.index("large") if "large" in algorithm.roles else None
             task = bar.add_task(name, total=len(tasks))
-            outcomes[name], records = measure(
-                setup, workload, tasks, offline, large, lambda count, task=task: bar.advance(task, count)
-            )
+            outcomes[name], records = measure(setup, workload, tasks, offline, large, partial(bar.advance, task))
             if name == "llm_only":
                 answers = records
     outcomes["oracle"] = oracle(engines["small"], answers, outcomes["llm_only"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class Curve:
             threshold = float(quantile.clamp(0, 1)) if level else "never"
             offline = self._offline()
             offline.routers[0].threshold = offline.routers[0].params[0].parse(threshold)  # type: ignore[attr-defined]
-            label = threshold if level == 0 else f"{threshold:.4f}"
+            label = f"{threshold:.4f}" if isinstance(threshold, float) else threshold
             self.points[level] = {"threshold": threshold, **as_row(self._run(offline, label), self.llm)}
         return self.points[level]
 
@@ -77,8 +78,7 @@ class Curve:
     def _run(self, offline: Offline, threshold: str) -> Outcome:
         with progress_bar() as bar:
             task = bar.add_task(f"threshold {threshold}", total=len(self.tasks))
-            return measure(self.setup, self.workload, self.tasks, offline, self.large,
-                           lambda count: bar.advance(task, count))[0]
+            return measure(self.setup, self.workload, self.tasks, offline, self.large, partial(bar.advance, task))[0]
 
     def _listen(self, router: ThresholdRouter) -> None:
         scores = router.scores
@@ -132,6 +132,7 @@ def main(arguments: list[str]) -> None:
         raise InputError(f"algo={algo['name']}: has no threshold of its small model; allowed is one that has")
     if options.problems < 1:
         raise InputError(f"problems={options.problems}: allowed is >= 1")
+    setup.check_vocabularies()
     curve = Curve(setup, options)
     level = search(curve, metric, value, options.refine)
     chosen = curve.points[level]

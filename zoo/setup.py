@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from tokenrouter.core import InputError
 from tokenrouter.engine import load_engine
@@ -98,6 +99,18 @@ class Setup:
     def model_name(self, role: str) -> str:
         return Path(self.model_path(role)).name
 
+    def check_vocabularies(self) -> None:
+        """InputError unless all models map the same tokens to the same ids."""
+        expected = self.tokenizer.get_vocab()
+        for role in self.algorithm.roles:
+            vocab = AutoTokenizer.from_pretrained(self.model_path(role)).get_vocab()
+            if vocab != expected:
+                token = min(t for t in expected.keys() | vocab.keys() if expected.get(t) != vocab.get(t))
+                raise InputError(
+                    f"models.{role}={self.model_path(role)}: {token!r} is {vocab.get(token)} in its vocabulary and "
+                    f"{expected.get(token)} in models.tokenizer's; allowed are models with the same token ids"
+                )
+
     def engine(self, role: str, sequences: int, max_tokens: int) -> Engine:
         """The role's model, with room for that many sequences of that many tokens and as much again to reuse."""
         model = self.config["models"]["roles"][role]
@@ -121,7 +134,7 @@ class Setup:
 
     def answer(self, kind: str, record: Record) -> str | None:
         """The answer that a decoded request gives."""
-        return extract(check_kind(kind), self.tokenizer.decode(record.token_ids, skip_special_tokens=True))
+        return extract(check_kind(kind), str(self.tokenizer.decode(record.token_ids, skip_special_tokens=True)))
 
 
 def same_answer(answer: str | None, other: str | None) -> bool:
@@ -141,6 +154,7 @@ def progress_bar() -> Progress:
 def run(main: Callable[[list[str]], None]) -> None:
     """A command: exit code 2 and one line for bad input."""
     torch.set_num_threads(1)
+    disable_progress_bar()  # transformers', which would draw over ours
     try:
         main(sys.argv[1:])
     except InputError as error:

@@ -52,6 +52,9 @@ class R2RNetwork(nn.Module):
     standardise). The frozen copy of the SLM's input embeddings is the caller's: it is never stored.
     """
 
+    mean: torch.Tensor
+    std: torch.Tensor
+
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.sizes = sizes

@@ -5,6 +5,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +60,7 @@ def train(setup: Setup, options: Options) -> Path:
     """Label, fit, pick the threshold; returns the router's file."""
     folder = Path(options.out)
     _check(options)
+    setup.check_vocabularies()
     workload, tasks = setup.problems("router", options.problems)
     prompts = [setup.prompt(task) for task in tasks]
     length = max(map(len, prompts)) + workload.max_tokens
@@ -77,7 +79,7 @@ def train(setup: Setup, options: Options) -> Path:
     with progress_bar() as bar:
         task = bar.add_task("labelling problems", total=len(prompts))
         rows = collect(labeller, prompts, folder / "labels", chunk=options.chunk,
-                       progress=lambda count: bar.advance(task, count))
+                       progress=partial(bar.advance, task))
     embeddings = small.embed(torch.arange(small.info.vocab_size, device=small.device)).float().cpu()
     held = rows.problems >= len(prompts) * (1 - options.held_out)
     fit = train_network(rows, held, embeddings, options, folder / f"training-{_digest(options)}.safetensors")
