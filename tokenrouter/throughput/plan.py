@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 def _report(spec: Spec, found: Search, given: Value | None) -> dict[str, object]:
     """What scripts get. states: of the paper's chain under B, or under the best B; null where it is not enumerated."""
     value = given or found.best
-    methods = dict.fromkeys([value.method, found.best.method, found.method])
+    methods = dict.fromkeys([value.method, found.best.method, found.eager.method, found.method])
     return {
         "throughput": None if given is None else given.throughput,
         "best": {"B": list(found.B), "throughput": found.best.throughput},
