@@ -97,6 +97,8 @@ def test_the_self_test_sees_a_wrong_runner(
         (dict(dtype="int8"), "engine.dtype='int8': allowed is float32, bfloat16, float16"),
         (dict(load_format="pickle"), "engine.load_format='pickle': allowed is auto, dummy"),
         (dict(runner="slow"), "engine.runner='slow': allowed is auto, fast, hf"),
+        (dict(device="cuda:99"), "engine.device='cuda:99': allowed is cpu"),
+        (dict(device="tpux"), "engine.device='tpux': allowed is cpu"),
         (dict(page_size=0), "engine.page_size=0"),
         (dict(capacity_tokens=15), "engine.capacity_tokens=15: allowed is a page"),
         (dict(path="/nowhere"), "engine.path='/nowhere'"),

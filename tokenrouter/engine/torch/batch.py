@@ -71,76 +71,74 @@ def build_batch(rows: Sequence[Row], pool: PagePool, device: torch.device) -> Ba
     tables = [pool[row.rid] for row in rows]
     counts = [len(row.token_ids) for row in rows]
     starts = [len(table.ids) for table in tables]
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    logits_at: list[int] = []
+    firsts: list[int] = []  # where each row begins in the flat batch
     for row, table, start, count in zip(rows, tables, starts, counts, strict=True):
-        if not 0 <= row.num_logits <= count or count == 0:
+        if not 0 <= row.num_logits <= count or not count:
             raise ValueError(f"{row.rid}: {row.num_logits} logits of {count} tokens")
-        if start + count > len(table.pages) * size:
+        pages = table.pages
+        if start + count > len(pages) * size:
             raise ValueError(f"{row.rid}: no room was allocated for {count} tokens after {start}")
-    total = sum(counts)
+        firsts.append(len(ids))
+        ids += row.token_ids
+        positions += range(start, start + count)
+        slots += [pages[t // size] * size + t % size for t in range(start, start + count)]
+        logits_at += range(len(ids) - row.num_logits, len(ids))
+
     groups = _group(counts, starts)
-    whole = len(groups) == 1 and counts.count(counts[0]) == len(counts) and groups[0] == list(range(len(rows)))
-    ends = _running_sum(counts)
-    logits_at = [t for row, end in zip(rows, ends, strict=True) for t in range(end - row.num_logits, end)]
-
-    flat = array("q")
-    lengths: list[int] = []
-
-    def cut() -> None:
-        lengths.append(len(flat) - sum(lengths))
-
-    for row in rows:
-        flat.extend(row.token_ids)
-    cut()
-    for start, count in zip(starts, counts, strict=True):
-        flat.extend(range(start, start + count))
-    cut()
-    for table, start, count in zip(tables, starts, counts, strict=True):
-        flat.extend([table.pages[t // size] * size + t % size for t in range(start, start + count)])
-    cut()
-    flat.extend(logits_at)
-    cut()
-    order = [0] * total
+    whole = len(groups) == 1 and len(set(counts)) == 1  # decode, mostly: the flat batch goes through as it is
+    if whole:
+        groups[0].sort()
+    flat = array("q", ids + positions + slots + logits_at)
+    lengths = [len(ids)] * 3 + [len(logits_at)]
+    order = [0] * len(ids)
     base = 0
-    for members in () if whole else groups:
-        q_len = counts[members[-1]]
-        for member in members:
-            first = ends[member] - counts[member]
-            order[first : ends[member]] = range(base, base + counts[member])
-            base += q_len
-    flat.extend(order)
-    cut()
-    trash = array("q", [pool.num_pages])
     for members in groups:
         q_len = counts[members[-1]]
-        width = -(-max(starts[m] + counts[m] for m in members) // size)
+        width = -(-max([starts[m] + counts[m] for m in members]) // size)
+        queries: list[int] = []
         for member in members:
-            used = -(-(starts[member] + counts[member]) // size)
-            flat.extend(tables[member].pages[:used])
-            flat.extend(trash * (width - used))
-        cut()
-        for member in members:
-            flat.extend(range(starts[member], starts[member] + counts[member]))
-            flat.extend([0] * (q_len - counts[member]))
-        cut()
-        for member in () if whole else members:
-            flat.extend(range(ends[member] - counts[member], ends[member]))
-            flat.extend([0] * (q_len - counts[member]))
-        cut()
+            pages, count, first = tables[member].pages, counts[member], firsts[member]
+            used = -(-(starts[member] + count) // size)
+            flat.extend(pages if used == len(pages) else pages[:used])
+            if used < width:
+                flat.extend([pool.num_pages] * (width - used))
+            if not whole:
+                queries += range(first, first + count)
+                queries += [0] * (q_len - count)
+                order[first : first + count] = range(base, base + count)
+                base += q_len
+        lengths.append(len(members) * width)
+        if not whole:
+            flat.extend([positions[t] for t in queries])
+            flat.extend(queries)
+            lengths += [len(queries)] * 2
+    if not whole:
+        flat.extend(order)
+        lengths.append(len(order))
 
     on_device = torch.frombuffer(flat, dtype=torch.long).to(device)
-    ids, positions, slots, wanted, placed, *parts = torch.split(on_device, lengths)
+    parts = torch.split(on_device, lengths)
+    if whole:
+        placed = [Group(len(rows), counts[0], len(parts[4]) // len(rows) * size, parts[4], parts[1], None)]
+    else:
+        placed = [
+            Group(len(members), counts[members[-1]], len(pages_at) // len(members) * size, pages_at, positions_at, at)
+            for members, pages_at, positions_at, at in zip(groups, parts[4::3], parts[5::3], parts[6::3], strict=False)
+        ]
+    for group in placed:
+        group.positions = group.positions.view(group.size, group.q_len)
     return Batch(
-        ids,
-        positions,
-        slots,
-        None if len(logits_at) == total else wanted,
-        None if whole else placed,
-        [
-            Group(len(members), counts[members[-1]], len(pages) // len(members) * size, pages,
-                  queries_at.view(len(members), -1), None if whole else queries)
-            for members, pages, queries_at, queries in zip(groups, parts[::3], parts[1::3], parts[2::3], strict=True)
-        ],
-    )  # fmt: skip
+        ids=parts[0],
+        positions=parts[1],
+        slots=parts[2],
+        logits_at=None if len(logits_at) == len(ids) else parts[3],
+        order=None if whole else parts[-1],
+        groups=placed,
+    )
 
 
 def _group(counts: Sequence[int], starts: Sequence[int]) -> list[list[int]]:
@@ -158,11 +156,3 @@ def _group(counts: Sequence[int], starts: Sequence[int]) -> list[list[int]]:
         else:
             groups[-1].append(row)
     return groups
-
-
-def _running_sum(counts: Sequence[int]) -> list[int]:
-    ends, total = [], 0
-    for count in counts:
-        total += count
-        ends.append(total)
-    return ends

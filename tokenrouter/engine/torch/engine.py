@@ -44,7 +44,7 @@ class TorchEngine:
             raise InputError(f"engine.page_size={page_size}: allowed is 1 or more tokens")
         if capacity_tokens < page_size:
             raise InputError(f"engine.capacity_tokens={capacity_tokens}: allowed is a page ({page_size}) or more")
-        self.device = torch.device(device)
+        self.device = _device(device)
         self._page_size, self._prefix_cache = page_size, prefix_cache
         model = load.load_model(path, dtype=dtype, device=self.device, load_format=load_format, seed=seed)
         config = model.config.get_text_config()
@@ -118,6 +118,14 @@ class TorchEngine:
 
     def flush_cache(self) -> None:
         self._pool.flush()
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # which of them depends on how torch was built
+        reason = str(error).splitlines()[0]
+        raise InputError(f"engine.device={name!r}: allowed is cpu, or a CUDA device there is ({reason})") from error
 
 
 def _make_runner(kind: str, model: Any, name: str) -> Runner:

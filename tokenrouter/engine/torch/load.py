@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.utils.logging import disable_progress_bar
 
 from tokenrouter.core import InputError
 
@@ -14,7 +15,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # batch would not agree on them.
 _CHANGING_ROPE = ("dynamic", "longrope")
 
-_auto: Any = AutoModelForCausalLM  # its methods have no types
+_auto: Any = AutoModelForCausalLM  # without types, both
+_hide_progress: Any = disable_progress_bar
 
 
 def load_model(path: str, *, dtype: str, device: torch.device, load_format: str, seed: int) -> Any:
@@ -29,13 +31,14 @@ def load_model(path: str, *, dtype: str, device: torch.device, load_format: str,
     try:
         config = AutoConfig.from_pretrained(path)
         if load_format == "dummy":
-            with torch.random.fork_rng():
+            with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = _auto.from_config(config, dtype=DTYPES[dtype])
             if Path(path, "generation_config.json").exists():
                 model.generation_config = GenerationConfig.from_pretrained(path)
             _randomize(model, seed)
         else:
+            _hide_progress()  # of one subserver on top of the other's
             model = _auto.from_pretrained(path, dtype=DTYPES[dtype], use_safetensors=True)
     except (OSError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0]
