@@ -35,7 +35,7 @@ def execute(values: Mapping[str, Any], folder: Path, out: Console, err: Console)
     """Run the resolved configuration `values`; its files go to `folder`.
 
     A run that failed or was interrupted leaves what it has, marked invalid: see the trace's `stopped`. Raises
-    InputError for bad input, and RuntimeError or KeyboardInterrupt when it ends before anything was sent.
+    InputError for bad input, and RuntimeError or KeyboardInterrupt when it ends before anything was measured.
     """
     plan = prepare(values)
     write_config(folder, values)
@@ -51,6 +51,8 @@ def execute(values: Mapping[str, Any], folder: Path, out: Console, err: Console)
 
             with serve(plan.config, plan.cluster) as service:
                 measured = measure(plan, service, watch)
+        if isinstance(measured.trace.stopped, RuntimeError):  # said at once: grading what there is takes a moment
+            err.print(f"error: {measured.trace.stopped}", highlight=False, markup=False, soft_wrap=True)
         rows, summary = conclude(plan, measured, folder)
         logger.finish(summary, rows, folder)
     out.print(result_table(summary, folder))

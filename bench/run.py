@@ -32,9 +32,9 @@ def run(config: DictConfig, folder: Path) -> int:
     try:
         values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
         trace = execute(values, folder, out, err)
-        if trace.stopped is not None:
+        if isinstance(trace.stopped, KeyboardInterrupt):
             raise trace.stopped
-        return DONE if any(record.completed for record in trace.records) else FAILED
+        return FAILED if trace.stopped or not any(record.completed for record in trace.records) else DONE
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         with contextlib.suppress(OSError):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from bench.systems import Service
 from tokenrouter.cluster.spec import ClusterSpec
@@ -27,6 +28,7 @@ class ReferenceService:
 
     def __init__(self, spec: ClusterSpec) -> None:
         torch.set_num_threads(spec.hardware.threads)
+        disable_progress_bar()  # the driver has its own
         self._reference = Reference.load(spec.algorithms[0].build(), [model.path for model in spec.models])
         self.models = [_info(m.name, model) for m, model in zip(spec.models, self._reference.models, strict=True)]
         self._waiting: queue.SimpleQueue[tuple[str, list[int], SamplingParams] | None] = queue.SimpleQueue()

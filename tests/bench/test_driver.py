@@ -164,6 +164,7 @@ def test_partial_results_are_kept_and_marked(
     polls = 2 * len(answer) + len(answer) // 2  # warm-up, one round, half a round
     run = Run(composed(*load), FakeService(answer, stopped, polls), tmp_path / "run", monkeypatch)
     assert run.trace.stopped is stopped
+    assert (f"error: {stopped}" in run.err.getvalue()) == isinstance(stopped, RuntimeError)
     assert run.summary["completed"] == 2 and run.summary["failed"] == 2 and len(run.rows) == 4
     assert run.summary["validity"]["reasons"][0] == reason and not run.summary["validity"]["valid"]
     assert run.rows[3]["grade"] is None and run.rows[3]["output_tokens"] > 0
@@ -200,6 +201,19 @@ def test_a_failing_logger_costs_a_warning(composed: Compose, load: list[str], an
     run = Run(composed(*load, "logger=wandb"), FakeService(answer), tmp_path / "run", monkeypatch)
     assert run.summary["completed"] == 6
     assert run.err.getvalue().startswith("warning: logger=wandb: ")
+
+
+def test_wandb_offline_gets_configuration_summary_requests_and_files(
+    composed: Compose, load: list[str], answer: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    run = Run(composed(*load, "logger=wandb"), FakeService(answer), tmp_path / "run", monkeypatch)
+    assert run.err.getvalue() == ""
+    (stored,) = run.folder.glob("wandb/offline-run-*/run-*.wandb")
+    content = stored.read_bytes()
+    for part in (b"threshold", b"output_throughput", b"requests.table.json", b"summary.json", b"config.yaml"):
+        assert part in content
 
 
 def test_only_the_algorithms_models_are_used_in_its_order(composed: Compose) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bench.load import ClosedLoop
@@ -54,6 +56,14 @@ def test_tokens_out_of_place_stop_the_run() -> None:
     poll = service.poll
     service.poll = lambda timeout_s: [e for e in poll(timeout_s) if getattr(e, "position", 0) != 1]  # type: ignore
     assert "position 2, expected 1" in str(loop(service).run("measuring", [job(0)]).stopped)
+
+
+def test_tokens_that_come_together_are_one_chunk() -> None:
+    service = FakeService()
+    poll = service.poll
+    service.poll = lambda timeout_s: [replace(e, time=1e9) for e in poll(timeout_s)]  # type: ignore
+    record = loop(service).run("measuring", [job(0)]).records[0]
+    assert record.chunks == [(1e9, 4)] and record.roles == [0, 0, 1, 1]
 
 
 def test_progress_ends_at_the_end() -> None:
