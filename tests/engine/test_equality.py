@@ -147,6 +147,8 @@ def test_writing_behind_a_truncated_shared_prefix_leaves_others_alone(qwen: Torc
     qwen.free("a", prompt)
     assert qwen.open("b", prompt) == qwen.open("c", prompt) == 20
     qwen.truncate("b", 18)
+    with pytest.raises(ValueError, match="no room was allocated"):
+        qwen.step([Row("b", [1])])  # there is room behind token 18, but c reads it too
     append(qwen, "b", [1, 2, 3])
     assert decode(qwen, "c", prompt, COUNT) == tokens
     qwen.truncate("b", 18)

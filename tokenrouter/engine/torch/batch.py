@@ -80,8 +80,8 @@ def build_batch(rows: Sequence[Row], pool: PagePool, device: torch.device) -> Ba
         if not 0 <= row.num_logits <= count or not count:
             raise ValueError(f"{row.rid}: {row.num_logits} logits of {count} tokens")
         pages = table.pages
-        if start + count > len(pages) * size:
-            raise ValueError(f"{row.rid}: no room was allocated for {count} tokens after {start}")
+        if not pool.writable(table, count):
+            raise ValueError(f"{row.rid}: no room was allocated for {count} tokens behind {start}")
         firsts.append(len(ids))
         ids += row.token_ids
         positions += range(start, start + count)

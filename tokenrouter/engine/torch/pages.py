@@ -103,6 +103,14 @@ class PagePool:
             sequence.pages.append(self._take())
         return True
 
+    def writable(self, table: PageTable, num_tokens: int) -> bool:
+        """Whether `allocate` has made the room for as many tokens: a page that others can read does not count."""
+        length = len(table.ids)
+        if length + num_tokens > len(table.pages) * self.page_size:
+            return False
+        page = table.pages[length // self.page_size]
+        return not length % self.page_size or (self._holders[page] == 1 and self._digest[page] is None)
+
     def append(self, rid: str, token_ids: Sequence[int]) -> None:
         """Note that the KV of `token_ids` was written at the sequence's end, into room that was allocated."""
         self[rid].ids.extend(token_ids)
