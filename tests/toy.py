@@ -16,7 +16,7 @@ import torch
 from tokenrouter.cluster.spec import AlgorithmSpec, BatchingSpec, ClusterSpec, ModelSpec
 from tokenrouter.core import SamplingParams
 from tokenrouter.engine.base import Capacity, EngineCounters, EngineOutput, ModelInfo, Row
-from tokenrouter.engine.torch.pages import PagePool
+from tokenrouter.engine.pages import PagePool
 from tokenrouter.interface import BaseRouter, StepResult
 from tokenrouter.server.frontend import EndEvent, Event, Frontend, TokenEvent
 from tokenrouter.subserver import messages as m

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from tokenrouter.engine.base import EngineCounters, Row
+from tokenrouter.engine.pages import PagePool
 from tokenrouter.engine.torch.batch import Batch, build_batch
 from tokenrouter.engine.torch.linear import Linear, PackedLinear, TransposedLinear
-from tokenrouter.engine.torch.pages import PagePool
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tokenrouter.engine.base import EngineCounters
-from tokenrouter.engine.torch.pages import PagePool
+from tokenrouter.engine.pages import PagePool
 
 PAGE, PAGES = 4, 7
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tokenrouter.engine.base import Row
-from tokenrouter.engine.torch.pages import PagePool
+from tokenrouter.engine.pages import PagePool
 
 # Rows share an attention call while the scores computed for padding are fewer than this (about what a call of
 # its own costs on a CPU) plus an eighth of the scores that are asked for.

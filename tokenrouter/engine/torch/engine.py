@@ -10,12 +10,12 @@ import torch
 
 from tokenrouter.core import InputError
 from tokenrouter.engine.base import Capacity, EngineCounters, EngineOutput, ModelInfo, Row
+from tokenrouter.engine.pages import PagePool
 from tokenrouter.engine.torch import load, selftest
 from tokenrouter.engine.torch.batch import build_batch
 from tokenrouter.engine.torch.fast import FastRunner, unsupported
 from tokenrouter.engine.torch.hf import HFRunner
 from tokenrouter.engine.torch.kv import KVPool, bytes_per_token
-from tokenrouter.engine.torch.pages import PagePool
 from tokenrouter.engine.torch.runner import Runner
 
 
