@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+import bench.progress
+from bench.progress import ProgressView
+from bench.records import Progress
+
+
+def shown(terminal: bool) -> str:
+    out = io.StringIO()
+    with ProgressView(Console(file=out, force_terminal=terminal, width=120, color_system=None)) as view:
+        view(Progress("warming up", 1, 4, 3, 10, 1.0))
+        view(Progress("measuring", 5, 20, 4, 3000, 2.0))
+    return out.getvalue()
+
+
+def test_plain_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.progress, "_LINE_EVERY_S", 0.0)
+    assert shown(terminal=False).splitlines() == [
+        "warming up: 1/4 requests, 10 tok/s, left: 3 s", "measuring: 5/20 requests, 1,500 tok/s, left: 6 s"]
+
+
+def test_lines_come_now_and_then_only() -> None:
+    assert shown(terminal=False) == ""
+
+
+def test_a_bar_for_the_phase_on_a_terminal() -> None:
+    last = shown(terminal=True).rsplit("measuring", 1)[1]
+    assert "5/20" in last and "1,500 tok/s" in last
