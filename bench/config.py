@@ -38,13 +38,13 @@ class ModelConfig(_Strict, kw_only=True):
 class ModelsConfig(_Strict, kw_only=True):
     name: str
     embedded: bool = False
-    tokenizer: str
+    tokenizer: str | None
     load_format: Literal["auto", "dummy"] = "auto"
     roles: dict[str, ModelConfig]
 
 
 class EngineConfig(EngineSpec, kw_only=True, forbid_unknown_fields=True):
-    kind: Literal["torch"]
+    kind: Literal["torch", "emulated"]
     memory_gb: Annotated[float, Meta(gt=0)]
     reserve_gb: Annotated[float, Meta(ge=0)]
     capacity_tokens: Positive | None
@@ -52,9 +52,11 @@ class EngineConfig(EngineSpec, kw_only=True, forbid_unknown_fields=True):
     chunk_tokens: Positive
 
 
-class SystemConfig(Struct, kw_only=True, rename={"target": "_target_"}):
+class SystemConfig(_Strict, kw_only=True, rename={"target": "_target_"}):
     name: str
     target: str
+    only: str | None = None
+    replicas: Positive = 1
 
 
 class BatchingConfig(BatchingSpec, kw_only=True, forbid_unknown_fields=True):

@@ -17,6 +17,7 @@ from bench.records import Job
 from tokenrouter.cluster.placement import plan_capacity
 from tokenrouter.cluster.spec import AlgorithmSpec, ClusterSpec, HardwareSpec, ModelSpec
 from tokenrouter.core import InputError, SamplingParams
+from tokenrouter.engine import emulated
 from zoo.tasks.workload import Workload, load_workload
 
 
@@ -28,32 +29,36 @@ class Plan:
     config: RunConfig
     cluster: ClusterSpec
     workload: Workload
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None  # None: tokens stand for no text
     warmup: list[Job]
     jobs: list[Job]
 
     @property
     def roles(self) -> list[str]:
-        return list(self.config.algo.roles)
+        return roles_of(self.config)
 
 
 def prepare(values: Mapping[str, Any]) -> Plan:
     """Check a resolved configuration, read data and tokenizers. Raises InputError; starts no process."""
     config = validate(values)
     cluster = cluster_spec(config, values)
-    tokenizer = _tokenizer(config, cluster)
+    tokenizer = _tokenizer(config, cluster) if config.models.tokenizer is not None else None
     load = config.load
     workload = load_workload(config.workload, embedded=config.models.embedded, n=load.num_requests, seed=load.seed)
     count = load.num_requests + load.concurrency * load.warmup
     jobs = [_job(config, workload, tokenizer, i) for i in range(count)]
-    contexts = [context_length(f"models.{m.name}", m.path, m.revision) for m in cluster.models]
-    _check_lengths(jobs, min(*contexts, *plan_capacity(cluster)))
+    _check_ids(jobs, emulated.VOCAB_SIZE if tokenizer is None else len(tokenizer))
+    _check_lengths(jobs, min(*_contexts(config, cluster), *plan_capacity(cluster)))
     return Plan(values, config, cluster, workload, tokenizer, jobs[load.num_requests :], jobs[: load.num_requests])
 
 
 def cluster_spec(config: RunConfig, values: Mapping[str, Any]) -> ClusterSpec:
-    """The subservers of a run: one for each role of the algorithm, in the order of the roles."""
-    roles = list(config.algo.roles)
+    """The subservers of a run: one for each role of the algorithm, in the order of the roles.
+
+    A system of one model alone (`system.only`) has that role's, as often as `system.replicas` says, each under an
+    algorithm of its own.
+    """
+    roles = roles_of(config)
     known = config.models.roles
     for role in roles:
         if role not in known:
@@ -62,18 +67,27 @@ def cluster_spec(config: RunConfig, values: Mapping[str, Any]) -> ClusterSpec:
                              f"{list(known)}")
     models = [
         ModelSpec(
-            name=role, path=locate(f"models.roles.{role}.path", known[role].path), revision=known[role].revision,
+            name=role, path=_locate(config, role), revision=known[role].revision,
             device=config.hardware.device, dtype=known[role].dtype, load_format=config.models.load_format)
         for role in roles
     ]
-    algorithm = AlgorithmSpec(
-        name=config.algo.name, roles=roles, routers=config.algo.roles, entry=config.algo.entry,
-        models=list(range(len(roles))))
+    routers, entry = config.algo.roles, config.algo.entry
+    if config.system.only is not None:
+        routers, entry = {roles[0]: {"_target_": "tokenrouter.interface.StayRouter"}}, roles[0]
+    replicas = config.system.replicas
+    if replicas > 1 and len(roles) > 1:
+        raise InputError(f"system.replicas={replicas}: allowed is 1 for an algorithm of {len(roles)} models")
+    algorithms = [
+        AlgorithmSpec(name=replica_name(config.algo.name, copy), roles=roles, routers=routers, entry=entry,
+                      models=list(range(copy * len(roles), (copy + 1) * len(roles))))
+        for copy in range(replicas)
+    ]
+    models *= replicas
     hardware = config.hardware
     spec = ClusterSpec(
-        models=models, algorithms=[algorithm], batching=config.batching, engine=config.engine,
+        models=models, algorithms=algorithms, batching=config.batching, engine=config.engine,
         hardware=HardwareSpec(
-            threads=hardware.threads, pin=_cores(hardware.pin, len(roles)), transport=hardware.transport,
+            threads=hardware.threads, pin=_cores(hardware.pin, len(models)), transport=hardware.transport,
             addresses=hardware.addresses))
     try:
         spec.check()
@@ -81,6 +95,15 @@ def cluster_spec(config: RunConfig, values: Mapping[str, Any]) -> ClusterSpec:
         field = re.match(r"\w*", str(error))
         raise InputError(f"algo.{error}" if field and field[0] in values["algo"] else str(error)) from None
     return spec
+
+
+def roles_of(config: RunConfig) -> list[str]:
+    """The roles that a run has models for."""
+    return [config.system.only] if config.system.only is not None else list(config.algo.roles)
+
+
+def replica_name(algorithm: str, copy: int) -> str:
+    return f"{algorithm}#{copy}" if copy else algorithm
 
 
 def _cores(pin: Any, subservers: int) -> list[int]:
@@ -91,8 +114,24 @@ def _cores(pin: Any, subservers: int) -> list[int]:
     return mine[:subservers] if len(mine) >= subservers else []
 
 
+def _locate(config: RunConfig, role: str) -> str:
+    """Where a role's model is; for the emulated engine its name in the engine's options."""
+    field, path = f"models.roles.{role}.path", config.models.roles[role].path
+    return path if config.engine.kind == "emulated" else locate(field, path)
+
+
+def _contexts(config: RunConfig, cluster: ClusterSpec) -> list[int]:
+    if config.engine.kind == "emulated":
+        options = emulated.parse_options(config.engine.options)
+        for model in cluster.models:
+            options.model(model.path)
+        return [options.context_length]
+    return [context_length(f"models.{m.name}", m.path, m.revision) for m in cluster.models]
+
+
 def _tokenizer(config: RunConfig, cluster: ClusterSpec) -> PreTrainedTokenizerBase:
     field = "models.tokenizer"
+    assert config.models.tokenizer is not None
     tokenizer = load_tokenizer(field, locate(field, config.models.tokenizer))
     others = {(m.path, m.revision): f"models.roles.{m.name}.path" for m in cluster.models}
     named = [(config.models.roles[f.split(".")[2]].path, load_tokenizer(f, *key)) for key, f in others.items()]
@@ -102,11 +141,16 @@ def _tokenizer(config: RunConfig, cluster: ClusterSpec) -> PreTrainedTokenizerBa
     return tokenizer
 
 
-def _job(config: RunConfig, workload: Workload, tokenizer: PreTrainedTokenizerBase, index: int) -> Job:
+def _job(config: RunConfig, workload: Workload, tokenizer: PreTrainedTokenizerBase | None, index: int) -> Job:
     task, sample = workload.draw(index)
-    prompt: Any = tokenizer.apply_chat_template(task.prompt_messages, add_generation_prompt=True, return_dict=False)
+    prompt: Any = task.prompt_ids
+    if prompt is None:
+        if tokenizer is None:
+            raise InputError(f"models.tokenizer=None: allowed is a folder or hub id, as the prompts of "
+                             f"workload={workload.name} are text; or workload=random")
+        prompt = tokenizer.apply_chat_template(task.prompt_messages, add_generation_prompt=True, return_dict=False)
     sampling = SamplingParams(
-        seed=request_seed(config.load.seed, index), max_tokens=workload.max_tokens,
+        seed=request_seed(config.load.seed, index), max_tokens=task.max_tokens or workload.max_tokens,
         **msgspec.to_builtins(config.sampling))
     return Job(task, sample, list(prompt), sampling)
 
@@ -114,6 +158,12 @@ def _job(config: RunConfig, workload: Workload, tokenizer: PreTrainedTokenizerBa
 def request_seed(seed: int, index: int) -> int:
     """The sampling seed of request `index`: a function of these two alone."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _check_ids(jobs: list[Job], vocab_size: int) -> None:
+    largest = max(max(job.prompt_ids) for job in jobs)
+    if largest >= vocab_size:
+        raise InputError(f"prompts: hold the token id {largest}; allowed is 0 to {vocab_size - 1} (workload.vocab_size)")
 
 
 def _check_lengths(jobs: list[Job], context: int) -> None:
