@@ -93,7 +93,10 @@ class Engine(Protocol):
         """
 
     def step(self, rows: Sequence[Row]) -> EngineOutput:
-        """One forward pass over a ragged batch; KV grows by each row's token_ids."""
+        """One forward pass over a ragged batch; KV grows by each row's token_ids.
+
+        Each row's room must have been allocated since its last truncate. Outputs are inference tensors.
+        """
 
     def truncate(self, rid: str, length: int) -> None:
         """Forget the sequence's KV beyond `length` tokens."""

@@ -53,7 +53,7 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
     from tokenrouter.subserver.stats import Stats
 
     model, engine_spec, batching = spec.cluster.models[spec.index], spec.cluster.engine, spec.cluster.batching
-    engine = load_engine(engine_spec.kind, path=model.path, device=model.device,
+    engine = load_engine(engine_spec.kind, path=model.path, revision=model.revision, device=model.device,
                          dtype=model.dtype, load_format=model.load_format, capacity_tokens=spec.capacity_tokens,
                          **engine_spec.options)
     info = engine.info

@@ -23,6 +23,7 @@ class Routing:
         self.algorithms, self.routers, self.lifecycle = algorithms, routers, lifecycle
         self.eos_token_ids, self.vocab_size = eos_token_ids, vocab_size
 
+    @torch.inference_mode()
     def settle(self, requests: list[Request], output: EngineOutput, stats: Stats) -> None:
         """One proposal for each request, from its row of `output`, and what its router makes of it."""
         draws = [Draw(r.sampling, r.num_output, r.role) for r in requests]

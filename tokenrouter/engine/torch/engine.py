@@ -22,15 +22,17 @@ from tokenrouter.engine.torch.runner import Runner
 class TorchEngine:
     """Implements tokenrouter.engine.base.Engine.
 
-    `path`: a folder with config.json and safetensors, or a hub name; with load_format="dummy" the config is enough.
-    `runner`: fast (the Qwen and Llama family), hf (any model), auto (fast where it can). `capacity_tokens` is
-    rounded down to whole pages. A model that over the pool differs from plain transformers is refused at load.
+    `path`: a folder with config.json and safetensors, or a hub name (at `revision`); with load_format="dummy" the
+    config is enough. `runner`: fast (the Qwen and Llama family), hf (any model), auto (fast where it can).
+    `capacity_tokens` is rounded down to whole pages. A model that over the pool differs from plain transformers is
+    refused at load.
     """
 
     def __init__(
         self,
         path: str,
         *,
+        revision: str | None = None,
         device: str = "cpu",
         dtype: str = "float32",
         load_format: str = "auto",
@@ -46,7 +48,8 @@ class TorchEngine:
             raise InputError(f"engine.capacity_tokens={capacity_tokens}: allowed is a page ({page_size}) or more")
         self.device = _device(device)
         self._page_size, self._prefix_cache = page_size, prefix_cache
-        model = load.load_model(path, dtype=dtype, device=self.device, load_format=load_format, seed=seed)
+        model = load.load_model(
+            path, revision=revision, dtype=dtype, device=self.device, load_format=load_format, seed=seed)
         config = model.config.get_text_config()
         expected = selftest.references(model)
         name = Path(path).name

@@ -19,7 +19,9 @@ _auto: Any = AutoModelForCausalLM  # without types, both
 _hide_progress: Any = disable_progress_bar
 
 
-def load_model(path: str, *, dtype: str, device: torch.device, load_format: str, seed: int) -> Any:
+def load_model(
+    path: str, *, revision: str | None = None, dtype: str, device: torch.device, load_format: str, seed: int
+) -> Any:
     """The transformers model in the folder (or of the hub name) `path`; `dummy`: random weights of its config.
 
     Weights are read from safetensors only.
@@ -29,17 +31,17 @@ def load_model(path: str, *, dtype: str, device: torch.device, load_format: str,
     if load_format not in ("auto", "dummy"):
         raise InputError(f"engine.load_format={load_format!r}: allowed is auto, dummy")
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, revision=revision)
         if load_format == "dummy":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = _auto.from_config(config, dtype=DTYPES[dtype])
             if Path(path, "generation_config.json").exists():
-                model.generation_config = GenerationConfig.from_pretrained(path)
+                model.generation_config = GenerationConfig.from_pretrained(path, revision=revision)
             _randomize(model, seed)
         else:
             _hide_progress()  # of one subserver on top of the other's
-            model = _auto.from_pretrained(path, dtype=DTYPES[dtype], use_safetensors=True)
+            model = _auto.from_pretrained(path, revision=revision, dtype=DTYPES[dtype], use_safetensors=True)
     except (OSError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"engine.path={path!r}: allowed is a causal language model's folder ({reason})") from error
