@@ -42,7 +42,7 @@ def written(path: Path, rows: list[Any]) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in CONF.glob("*.yaml")))
+@pytest.mark.parametrize("name", ["aime", "amc23", "gsm8k"])
 def test_embedded_models_are_asked_the_bare_embedded_problems(name: str) -> None:
     workload = load(name, embedded=True)
     assert workload.name == name
