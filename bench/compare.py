@@ -24,9 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 MEASURES = {
     "tok/s": "output_throughput", "tpot ms": "mean_tpot_ms", "ttft ms": "mean_ttft_ms", "e2el ms": "mean_e2el_ms",
 }
-SAME = ("workload", "engine", "sampling", "hardware", "load.concurrency", "load.num_requests", "load.seed",
-        "provenance.models_hash", "provenance.data_source", "provenance.data_version", "provenance.evidence",
-        "provenance.git_sha", "provenance.dirty")
 
 
 class Arguments:
@@ -84,12 +81,12 @@ def main(words: Sequence[str]) -> int:
 
 def differences(runs: Sequence[dict[str, Any]]) -> list[str]:
     """The fields that all runs of a comparison must share and do not."""
-    def value(run: dict[str, Any], path: str) -> Any:
-        for key in path.split("."):
-            run = run[key]
-        return run
+    from bench.validity import comparable_by  # only found once the path is set, below
 
-    return [path for path in SAME if any(value(run, path) != value(runs[0], path) for run in runs[1:])]
+    shared = [
+        comparable_by(run) | {f"load.{name}": run["load"][name] for name in ("concurrency", "num_requests", "seed")}
+        | {"git_sha": run["provenance"]["git_sha"]} for run in runs]
+    return [field for field in shared[0] if any(fields[field] != shared[0][field] for fields in shared[1:])]
 
 
 def compare(runs: dict[str, list[dict[str, Any]]]) -> pd.DataFrame:

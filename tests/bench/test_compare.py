@@ -18,7 +18,7 @@ def run(throughput: float, tpot: float, **provenance: object) -> dict:
         "routing": {"llm_token_fraction": 0.1}, "quality": {"value": 0.9, "ci95": [0.8, 1.0]},
         "total_output_tokens": 100, "validity": {"valid": True, "reasons": []},
         "provenance": {"models_hash": "m", "data_source": "d", "data_version": "1", "evidence": "measured",
-                       "git_sha": "s", "dirty": False, **provenance},
+                       "git_sha": "s", "cpu": "c", "gpu": None, **provenance},
     }
 
 
@@ -32,7 +32,7 @@ def test_ratios_are_paired_by_repeat():
 
 def test_runs_of_other_data_are_not_compared():
     runs = [run(1, 1), run(2, 2, data_source="other")]
-    assert differences(runs) == ["provenance.data_source"]
+    assert differences(runs) == ["data_source"]
     other = copy.deepcopy(runs[0])
     other["load"]["concurrency"] = 8
     assert differences([runs[0], other]) == ["load.concurrency"] and not differences(runs[:1] * 3)
