@@ -43,8 +43,10 @@ def request_rows(
     ]
 
 
-def texts_of(records: Sequence[Record], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """What each request wrote, without special tokens."""
+def texts_of(records: Sequence[Record], tokenizer: PreTrainedTokenizerBase | None) -> list[str]:
+    """What each request wrote, without special tokens; nothing where tokens stand for no text."""
+    if tokenizer is None:
+        return [""] * len(records)
     return [str(tokenizer.decode(record.token_ids, skip_special_tokens=True)) for record in records]
 
 

@@ -163,7 +163,7 @@ def request_seed(seed: int, index: int) -> int:
 def _check_ids(jobs: list[Job], vocab_size: int) -> None:
     largest = max(max(job.prompt_ids) for job in jobs)
     if largest >= vocab_size:
-        raise InputError(f"prompts: hold the token id {largest}; allowed is 0 to {vocab_size - 1} (workload.vocab_size)")
+        raise InputError(f"prompts: hold the token id {largest}; allowed is below {vocab_size} (workload.vocab_size)")
 
 
 def _check_lengths(jobs: list[Job], context: int) -> None:

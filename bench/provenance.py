@@ -28,7 +28,7 @@ def provenance(plan: Plan) -> dict[str, Any]:
     """
     sha, dirty = _git()
     return {
-        "evidence": "measured",
+        "evidence": "emulated" if plan.config.engine.kind == "emulated" else "measured",
         "data_source": plan.workload.data_source,
         "data_version": plan.workload.version,
         "config_hash": _digest({name: value for name, value in plan.values.items() if name != "logger"}),
@@ -52,7 +52,8 @@ def _models_hash(plan: Plan) -> str:
         role: [model.path, revision(str(resolve(model.path)), model.revision), model.dtype]
         for role, model in plan.config.models.roles.items()
     }
-    return _digest([found, plan.config.models.load_format])
+    emulated = plan.config.engine.options if plan.config.engine.kind == "emulated" else None  # these are the models
+    return _digest([found, plan.config.models.load_format, *filter(None, [emulated])])
 
 
 def _digest(plain: Any) -> str:

@@ -54,7 +54,7 @@ def summarise(
         "steady": {"duration_s": window.duration_s, "output_throughput": window.output_throughput},
         **latencies(records),
         "routing": _routing(plan, trace, models, reports),
-        "quality": _quality(plan, trace, grades),
+        "quality": _quality(plan, trace, grades) if _has_answers(plan) else None,
         "validity": _validity(plan, trace, window, duration),
         "provenance": provenance(plan),
     }
@@ -165,6 +165,10 @@ def _params_per_token(models: Sequence[ModelInfo], transitions: list[list[int]],
 
 def _brief(values: Sequence[float]) -> dict[str, float | None]:
     return spread(values, _BRIEF)
+
+
+def _has_answers(plan: Plan) -> bool:
+    return any(job.task.expected is not None for job in plan.jobs)
 
 
 def _quality(plan: Plan, trace: Trace, grades: Sequence[Grade | None]) -> dict[str, Any]:

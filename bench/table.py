@@ -42,8 +42,8 @@ def result_table(summary: Mapping[str, Any], folder: Path) -> Table:
     return table
 
 
-def _quality(quality: Mapping[str, Any]) -> str:
-    if quality["value"] is None:
+def _quality(quality: Mapping[str, Any] | None) -> str:
+    if quality is None or quality["value"] is None:
         return "not graded"
     low, high = quality["ci95"]
     return f"{quality['value']:.1%} [{low:.1%}, {high:.1%}] {quality['metric']}, n={quality['n']}"

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from tokenrouter.cluster.spec import ClusterSpec
+from tokenrouter.core import InputError
 from tokenrouter.engine.memory import footprint, joint_capacity
 
 GB = 1024**3
@@ -12,6 +13,8 @@ def plan_capacity(spec: ClusterSpec) -> list[int]:
     engine = spec.engine
     if engine.capacity_tokens is not None:
         return [engine.capacity_tokens] * len(spec.models)
+    if engine.kind == "emulated":
+        raise InputError("engine.capacity_tokens=None: allowed is a number of tokens, as emulated models have no size")
     budget, reserve = int(engine.memory_gb * GB), int(engine.reserve_gb * GB)
     sizes = [footprint(model.path, model.dtype) for model in spec.models]
     shares = {}

@@ -8,9 +8,13 @@ from tokenrouter.engine.base import Engine
 
 
 def load_engine(kind: str, **options: Any) -> Engine:
-    """The engine of that kind (torch); `options` are its constructor's arguments."""
+    """The engine of that kind (torch, emulated); `options` are its constructor's arguments."""
     if kind == "torch":
         from tokenrouter.engine.torch.engine import TorchEngine  # loads transformers
 
         return TorchEngine(**options)
-    raise InputError(f"engine={kind!r}: allowed is torch")
+    if kind == "emulated":
+        from tokenrouter.engine.emulated import EmulatedEngine
+
+        return EmulatedEngine(**options)
+    raise InputError(f"engine={kind!r}: allowed is torch, emulated")

@@ -22,11 +22,16 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Task:
-    """One problem: what the model is asked, and the answer it should come to (None: not graded)."""
+    """One problem: what the model is asked, and the answer it should come to (None: not graded).
+
+    `prompt_ids`: the prompt itself where it was never text. `max_tokens`: this task's own bound, if it has one.
+    """
 
     id: str
     prompt_messages: list[Message]
     expected: str | None
+    prompt_ids: list[int] | None = None
+    max_tokens: int | None = None
 
 
 class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -23,9 +23,11 @@ from tokenrouter.core import InputError
 from zoo.tasks import answers
 from zoo.tasks.arithmetic import problems
 from zoo.tasks.hub import HubSet, read_hub
+from zoo.tasks.lengths import RandomConfig, random_tasks
 from zoo.tasks.rows import MARK, Columns, Task, fingerprint, read_file, to_tasks
 
 _Positive = Annotated[int, Meta(ge=1)]
+_Config = TypeVar("_Config", bound=msgspec.Struct)
 
 
 class Natural(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,9 +100,11 @@ def load_workload(config: Mapping[str, Any], *, embedded: bool, n: int, seed: in
     `natural.prompt`. Raises InputError, naming field, value and what is allowed, before anything slow is done
     where that is possible.
     """
-    spec = _convert(config)
     if n < 1:
         raise InputError(f"load.num_requests={n}: allowed is >= 1")
+    if config.get("kind") == "random":
+        return _random(_convert(config, RandomConfig), n, seed)
+    spec = _convert(config, WorkloadConfig)
     answers.check_kind(spec.grader)
     if MARK not in spec.natural.prompt:
         raise InputError(f"workload.natural.prompt={spec.natural.prompt!r}: allowed is a text with {MARK} in it")
@@ -126,19 +130,28 @@ def load_workload(config: Mapping[str, Any], *, embedded: bool, n: int, seed: in
     return Workload(spec.name, spec.version, source, tasks, spec.grader, spec.max_tokens or usual, n, seed)
 
 
-def _convert(config: Mapping[str, Any]) -> WorkloadConfig:
+def _random(spec: RandomConfig, n: int, seed: int) -> Workload:
+    digest = hashlib.sha256(msgspec.json.encode(spec)).hexdigest()[:12]
+    tasks = random_tasks(spec)
+    longest = max(task.max_tokens or 0 for task in tasks)
+    return Workload(spec.name, spec.version, f"random@{digest}", tasks, "boxed", longest, n, seed)  # nothing to grade
+
+
+def _convert(config: Mapping[str, Any], kind: type[_Config]) -> _Config:
     plain = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
     try:
-        return msgspec.convert(plain, WorkloadConfig)
+        return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$")
         named = re.search(r"field `(\w+)`", reason)  # missing or unknown
         keys = [*place.rstrip("`").split(".")[1:], *([named[1]] if named else [])]
+        explained = "random" if kind is RandomConfig else "aime"
         value: Any = plain
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
         raise InputError(
-            f"{'.'.join(['workload', *keys])}={value!r}: {reason}; allowed is what conf/workload/aime.yaml explains"
+            f"{'.'.join(['workload', *keys])}={value!r}: {reason}; allowed is what conf/workload/{explained}.yaml "
+            "explains"
         ) from None
 
 

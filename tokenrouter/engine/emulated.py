@@ -1,0 +1,155 @@
+"""The emulated engine: a model of which nothing is real but the time that its steps take.
+
+Pages, prefix cache, sequences and messages are those of any engine; only `step` differs. It waits for as long as the
+model would compute, and answers logits that say nothing, so that requests end by max_tokens.
+"""
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import numpy as np
+import torch
+from msgspec import Meta
+
+from tokenrouter.core import InputError
+from tokenrouter.engine.base import Capacity, EngineCounters, EngineOutput, ModelInfo, Row
+from tokenrouter.engine.clock import EmulatedDevice
+from tokenrouter.engine.pages import PagePool
+
+VOCAB_SIZE = 32
+_PRIORITY = 10  # of SCHED_FIFO: above what else may run in real time at the lowest priority
+_Positive = Annotated[int, Meta(ge=1)]
+_T = TypeVar("_T")
+
+
+class EmulatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long one model's steps take, L(b, k) in milliseconds.
+
+    `latency_ms`: a number, or a table of [batch size, ms], linear between its entries and constant beyond them.
+    `extend_ms_per_token`: for each token that a row appends beyond its first. `num_params` is only reported.
+    """
+
+    latency_ms: float | list[tuple[int, float]]
+    extend_ms_per_token: Annotated[float, Meta(ge=0)] = 0.0
+    num_params: Annotated[int, Meta(ge=0)] = 0
+
+    def step_ms(self, batch: int, appended: int) -> float:
+        """Of a step with `batch` rows that append `appended` tokens in all."""
+        if isinstance(self.latency_ms, list):
+            sizes, table = zip(*self.latency_ms, strict=True)
+            base = float(np.interp(batch, sizes, table))
+        else:
+            base = self.latency_ms
+        return base + self.extend_ms_per_token * (appended - batch)
+
+
+class EmulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """engine.options of engine=emulated; conf/engine/emulated.yaml explains them."""
+
+    models: dict[str, Any]
+    contention: Annotated[float, Meta(ge=1)] = 1.0
+    realtime: bool = True
+    context_length: _Positive = 131072
+    page_size: _Positive = 16
+    prefix_cache: bool = True
+
+    def model(self, path: str) -> EmulatedModel:
+        """What is said of a model, checked. InputError if there is no word of it."""
+        if path not in self.models:
+            raise InputError(f"models.roles.*.path={path!r}: allowed is a model that engine.options.models describes: "
+                             f"{', '.join(self.models)}")
+        field = f"engine.options.models.{path}"
+        model = _convert(field, self.models[path], EmulatedModel)
+        table = model.latency_ms if isinstance(model.latency_ms, list) else [(1, model.latency_ms)]
+        sizes = [size for size, _ in table]
+        if not table or min(sizes) < 1 or sizes != sorted(set(sizes)) or min(ms for _, ms in table) <= 0:
+            raise InputError(f"{field}.latency_ms={model.latency_ms!r}: allowed is a time > 0, or a list of [batch "
+                             "size, time > 0] with rising sizes from 1 on")
+        return model
+
+
+def parse_options(options: Mapping[str, Any]) -> EmulatedOptions:
+    return _convert("engine.options", dict(options), EmulatedOptions)
+
+
+def _convert(field: str, raw: Any, kind: type[_T]) -> _T:
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$")
+        key = re.match(r"\.(\w+)", place)
+        value = raw.get(key[1]) if key and isinstance(raw, Mapping) else raw
+        raise InputError(f"{field}{key[0] if key else ''}={value!r}: {reason}") from None
+
+
+class EmulatedEngine:
+    """Implements tokenrouter.engine.base.Engine.
+
+    `path` names a model in `options["models"]`. Models with the same `device` slow each other down by
+    `contention` while they run at once. `realtime`: this process gets a real-time priority where it may have one, so
+    that waits end on time. `dtype` is only reported, and there is nothing for `load_format` to load.
+    """
+
+    def __init__(self, path: str, *, revision: str | None = None, device: str = "cpu", dtype: str = "float32",
+                 load_format: str = "auto", capacity_tokens: int = 16384, **options: Any) -> None:
+        settings = parse_options(options)
+        self._model = settings.model(path)
+        if capacity_tokens < settings.page_size:
+            raise InputError(
+                f"engine.capacity_tokens={capacity_tokens}: allowed is a page ({settings.page_size}) or more")
+        self.device = torch.device("cpu")
+        self.info = ModelInfo(
+            name=path, vocab_size=VOCAB_SIZE, hidden_size=1, context_length=settings.context_length, eos_token_ids=(),
+            num_params=self._model.num_params, dtype=dtype, weight_bytes=0, bytes_per_token=0, engine="emulated")
+        self.counters = EngineCounters()
+        self._pool = PagePool(
+            capacity_tokens // settings.page_size, settings.page_size, prefix_cache=settings.prefix_cache,
+            copy=lambda source, target: None, counters=self.counters)
+        self._device = EmulatedDevice(device, settings.contention)
+        if settings.realtime and hasattr(os, "sched_setscheduler"):
+            with contextlib.suppress(OSError):  # not allowed: steps end later where others run
+                os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
+
+    def capacity(self) -> Capacity:
+        pool = self._pool
+        return Capacity(pool.num_pages * pool.page_size, pool.free_pages * pool.page_size, pool.page_size)
+
+    def open(self, rid: str, ids: Sequence[int]) -> int:
+        return self._pool.open(rid, ids)
+
+    def allocate(self, rid: str, num_tokens: int) -> bool:
+        return self._pool.allocate(rid, num_tokens)
+
+    def step(self, rows: Sequence[Row]) -> EngineOutput:
+        start = self._device.now()
+        for row in rows:
+            self._pool.append(row.rid, row.token_ids)
+        appended = sum(len(row.token_ids) for row in rows)
+        outputs = sum(row.num_logits for row in rows)
+        self.counters.steps += 1
+        self.counters.tokens += appended
+        elapsed = self._device.compute(start, self._model.step_ms(len(rows), appended) / 1e3)
+        return EngineOutput(torch.zeros(outputs, VOCAB_SIZE), torch.zeros(outputs, 1), elapsed)
+
+    def truncate(self, rid: str, length: int) -> None:
+        self._pool.truncate(rid, length)
+
+    def free(self, rid: str, ids: Sequence[int] = ()) -> None:
+        self._pool.free(rid, ids)
+
+    def kv_len(self, rid: str) -> int:
+        return self._pool.length(rid)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(token_ids), 1)
+
+    def check(self, live: Iterable[str]) -> None:
+        self._pool.check(live)
+
+    def flush_cache(self) -> None:
+        self._pool.flush()
