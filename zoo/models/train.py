@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -30,27 +30,35 @@ from zoo.tasks.arithmetic import problems
 IGNORE = -100  # the label of a position that has no loss
 POOL = 512  # problems drawn at once, and sorted by length into batches with little padding
 DRILL_ROW = 20  # equations in a row of a drill
-DRILL_SHARE, DRILL_UNTIL = 0.5, 0.7  # share of drills among batches, up to this part of the budget
+DRILL_UNTIL = 0.7  # the part of a stage in which there are drills
 MUON_LR, ADAMW_LR = 0.02, 2e-3
 WARMUP_STEPS, DECAY_FROM, DECAY_TO = 100, 0.3, 0.02
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A model's shape, and how many tokens (padding included) its training takes, in all and in a batch.
+class Stage:
+    """A part of a training, with a learning rate schedule of its own; a later stage may add layers.
 
-    With `start_layers`, the first `start_tokens` train a model of so many layers, which then is grown to `layers`.
+    tokens: budget, padding included. drills: their share among the batches of its first part. rate: the peak of the
+    learning rates, relative to MUON_LR and ADAMW_LR.
     """
 
-    hidden: int
     layers: int
+    tokens: int
+    drills: float = 0.5
+    rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A model's shape, its batches (in tokens), and the stages of its training."""
+
+    hidden: int
     heads: int
     kv_heads: int
     intermediate: int
-    tokens: int
+    stages: tuple[Stage, ...]
     batch: int = 3072
-    start_layers: int = 0
-    start_tokens: int = 0
 
     def config(self, tokenizer: PreTrainedTokenizerFast, layers: int) -> Qwen3Config:
         return Qwen3Config(
@@ -70,18 +78,15 @@ class Recipe:
 
 
 RECIPES = {
-    "small": Recipe(hidden=96, layers=2, heads=4, kv_heads=2, intermediate=256, tokens=8_000_000),
-    "medium": Recipe(hidden=128, layers=4, heads=4, kv_heads=2, intermediate=352, tokens=7_000_000),
-    "large": Recipe(
-        hidden=160,
-        layers=12,
-        heads=4,
-        kv_heads=2,
-        intermediate=448,
-        tokens=10_500_000,
-        start_layers=8,
-        start_tokens=8_000_000,
+    "small": Recipe(
+        96,
+        heads=3,
+        kv_heads=1,
+        intermediate=256,
+        stages=(Stage(3, 7_000_000, drills=0.2), Stage(3, 2_500_000, drills=0.4, rate=0.5)),
     ),
+    "medium": Recipe(128, heads=4, kv_heads=2, intermediate=352, stages=(Stage(4, 7_000_000, drills=0.2),)),
+    "large": Recipe(160, heads=4, kv_heads=2, intermediate=448, stages=(Stage(8, 10_500_000),)),
 }
 
 Batch = tuple[Tensor, Tensor]
@@ -220,28 +225,42 @@ def train(
 ) -> tuple[Qwen3ForCausalLM, list[float]]:
     """Trains a model of this recipe; returns it with the loss of each of its steps on whole problems.
 
-    Every `snapshot` tokens (0: never) what there is so far is saved to `out`.
+    Every `snapshot` tokens of a stage (0: never) what there is so far is saved to `out`.
     """
     torch.manual_seed(seed)
-    shallow = recipe.config(tokenizer, recipe.start_layers or recipe.layers)
-    model = Qwen3ForCausalLM._from_config(shallow, attn_implementation="matmul")
-    optimizers = _optimizers(model)
-    peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
-    whole, drills = (make(tokenizer, recipe.batch, seed) for make in (problem_batches, drill_batches))
-    rng = random.Random(seed)
+    config = recipe.config(tokenizer, recipe.stages[0].layers)
+    model = Qwen3ForCausalLM._from_config(config, attn_implementation="matmul")
     losses: list[float] = []
+    for number, stage in enumerate(recipe.stages):
+        if stage.layers > model.config.num_hidden_layers:
+            model = grow(model, recipe.config(tokenizer, stage.layers))
+        for used in _run(model, stage, recipe.batch, tokenizer, seed + 100 * number, losses):
+            if snapshot and out is not None and used // snapshot > (used - recipe.batch) // snapshot:
+                save(model, tokenizer, out)
+    return model, losses
+
+
+def _run(
+    model: Qwen3ForCausalLM,
+    stage: Stage,
+    batch_tokens: int,
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int,
+    losses: list[float],
+) -> Iterator[int]:
+    """Trains through a stage; yields the number of tokens used after each step, and appends to `losses`."""
+    optimizers = _optimizers(model)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    peaks = [stage.rate * group["lr"] for group in groups]
+    whole, drills = (make(tokenizer, batch_tokens, seed) for make in (problem_batches, drill_batches))
+    rng = random.Random(seed)
     drilled = 0.0
     used = step = 0
-    saved = 1
     began = time.perf_counter()
-    while used < recipe.tokens:
-        if used >= recipe.start_tokens and model.config.num_hidden_layers < recipe.layers:
-            model = grow(model, recipe.config(tokenizer, recipe.layers))
-            optimizers = _optimizers(model)
-        progress = used / recipe.tokens
-        drill = rng.random() < DRILL_SHARE and progress < DRILL_UNTIL
+    while used < stage.tokens:
+        progress = used / stage.tokens
+        drill = rng.random() < stage.drills and progress < DRILL_UNTIL
         batch = next(drills if drill else whole)
-        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         for group, peak in zip(groups, peaks, strict=True):
             group["lr"] = peak * _rate(step, progress)
         loss = loss_of(model, batch)
@@ -258,17 +277,14 @@ def train(
             losses.append(loss.item())
         if step % 100 == 0:
             speed = used / (time.perf_counter() - began)
-            recent = sum(losses[-50:]) / max(1, len(losses[-50:]))
-            left = (recipe.tokens - used) / speed / 60
+            recent = losses[-50:]
             print(
-                f"step {step}  {used / 1e6:.2f}M of {recipe.tokens / 1e6:.2f}M tokens  loss {recent:.4f}  "
-                f"drill {drilled:.4f}  {speed:.0f} tok/s  {left:.1f} min left",
+                f"step {step}  {used / 1e6:.2f}M of {stage.tokens / 1e6:.2f}M tokens  "
+                f"loss {sum(recent) / len(recent):.4f}  drill {drilled:.4f}  {speed:.0f} tok/s  "
+                f"{(stage.tokens - used) / speed / 60:.1f} min left",
                 flush=True,
             )
-        if snapshot and out is not None and used >= snapshot * saved:
-            saved += 1
-            save(model, tokenizer, out)
-    return model, losses
+        yield used
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
@@ -285,7 +301,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m zoo.models.train", description="Train the embedded models.")
     parser.add_argument("--size", choices=(*SIZES, "all"), default="all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens", type=int, help="token budget, instead of the recipe's")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--snapshot", type=int, default=0, help="save every so many tokens on the way (0: never)")
     parser.add_argument("--out", type=Path, help="folder to write a subfolder for each size to; default: zoo/models")
@@ -294,8 +309,6 @@ def main() -> None:
     tokenizer = build()
     for size in SIZES if given.size == "all" else (given.size,):
         recipe = RECIPES[size]
-        if given.tokens is not None:
-            recipe = replace(recipe, tokens=given.tokens)
         out = given.out / size if given.out else path(size)
         began = time.perf_counter()
         model, losses = train(recipe, tokenizer, given.seed, given.snapshot, out)

@@ -11,10 +11,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from zoo.models.tokenizer import VOCAB_SIZE, build, completion, prompt
-from zoo.models.train import IGNORE, RECIPES, drill_batches, grow, problem_batches, save, train
+from zoo.models.train import IGNORE, Recipe, Stage, drill_batches, grow, problem_batches, save, train
 from zoo.tasks.arithmetic import problems, split_of
 
-TINY = replace(RECIPES["small"], hidden=32, layers=1, heads=2, kv_heads=1, intermediate=64, tokens=40_000, batch=400)
+STAGE = Stage(layers=1, tokens=40_000)
+TINY = Recipe(hidden=32, heads=2, kv_heads=1, intermediate=64, stages=(STAGE,), batch=400)
+
+
+def briefly(tokens: int, *layers: int) -> Recipe:
+    """TINY with stages of so many tokens and these numbers of layers."""
+    return replace(TINY, stages=tuple(Stage(count, tokens) for count in layers))
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +72,17 @@ def test_drills_have_loss_on_results_and_never_go_on_from_an_equation(tokenizer:
 
 def test_grown_model_computes_the_same_and_its_new_layers_learn(tokenizer: PreTrainedTokenizerFast) -> None:
     torch.set_num_threads(1)
-    recipe = replace(TINY, layers=3, start_layers=2, start_tokens=2_000, tokens=4_000)
-    shallow, _ = train(replace(recipe, layers=2, tokens=2_000), tokenizer, seed=0)
-    deep = grow(shallow, recipe.config(tokenizer, 3))
+    shallow, _ = train(briefly(2_000, 2), tokenizer, seed=0)
+    deep = grow(shallow, TINY.config(tokenizer, 3))
     ids = tokenizer("There are 508 pens", return_tensors="pt")["input_ids"]
     assert torch.equal(deep(ids).logits, shallow(ids).logits)
-    trained, _ = train(recipe, tokenizer, seed=0)
+    trained, _ = train(briefly(2_000, 2, 3), tokenizer, seed=0)
     assert [bool(layer.mlp.down_proj.weight.any()) for layer in deep.model.layers] == [True, False, True]
     assert all(bool(layer.mlp.down_proj.weight.any()) for layer in trained.model.layers)
 
 
 def test_attention_of_training_is_that_of_transformers(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    model, _ = train(replace(TINY, tokens=1), tokenizer, seed=0)
+    model, _ = train(briefly(1, 1), tokenizer, seed=0)
     save(model, tokenizer, tmp_path)
     plain, ours = (
         AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation=name)
@@ -95,7 +100,7 @@ def test_training_learns_and_can_be_repeated(tokenizer: PreTrainedTokenizerFast,
     torch.set_num_threads(1)
     model, losses = train(TINY, tokenizer, seed=3)
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
-    short = replace(TINY, tokens=4096)
+    short = briefly(4096, 1)
     first, second, other = (train(short, tokenizer, seed=seed)[1] for seed in (3, 3, 4))
     assert first == second != other
     save(model, tokenizer, tmp_path)
