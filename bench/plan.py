@@ -42,7 +42,7 @@ def prepare(values: Mapping[str, Any]) -> Plan:
     """Check a resolved configuration, read data and tokenizers. Raises InputError; starts no process."""
     config = validate(values)
     cluster = cluster_spec(config, values)
-    tokenizer = _tokenizer(config, cluster) if config.models.tokenizer is not None else None
+    tokenizer = _tokenizer(config, cluster)
     load = config.load
     workload = load_workload(config.workload, embedded=config.models.embedded, n=load.num_requests, seed=load.seed)
     count = load.num_requests + load.concurrency * load.warmup
@@ -129,9 +129,13 @@ def _contexts(config: RunConfig, cluster: ClusterSpec) -> list[int]:
     return [context_length(f"models.{m.name}", m.path, m.revision) for m in cluster.models]
 
 
-def _tokenizer(config: RunConfig, cluster: ClusterSpec) -> PreTrainedTokenizerBase:
+def _tokenizer(config: RunConfig, cluster: ClusterSpec) -> PreTrainedTokenizerBase | None:
     field = "models.tokenizer"
-    assert config.models.tokenizer is not None
+    if config.models.tokenizer is None:
+        if config.workload.get("kind") != "random":
+            raise InputError(f"{field}=None: allowed is a folder or hub id, as the prompts of "
+                             f"workload={config.workload['name']} are text; or workload=random")
+        return None
     tokenizer = load_tokenizer(field, locate(field, config.models.tokenizer))
     others = {(m.path, m.revision): f"models.roles.{m.name}.path" for m in cluster.models}
     named = [(config.models.roles[f.split(".")[2]].path, load_tokenizer(f, *key)) for key, f in others.items()]
@@ -144,10 +148,7 @@ def _tokenizer(config: RunConfig, cluster: ClusterSpec) -> PreTrainedTokenizerBa
 def _job(config: RunConfig, workload: Workload, tokenizer: PreTrainedTokenizerBase | None, index: int) -> Job:
     task, sample = workload.draw(index)
     prompt: Any = task.prompt_ids
-    if prompt is None:
-        if tokenizer is None:
-            raise InputError(f"models.tokenizer=None: allowed is a folder or hub id, as the prompts of "
-                             f"workload={workload.name} are text; or workload=random")
+    if prompt is None and tokenizer is not None:
         prompt = tokenizer.apply_chat_template(task.prompt_messages, add_generation_prompt=True, return_dict=False)
     sampling = SamplingParams(
         seed=request_seed(config.load.seed, index), max_tokens=task.max_tokens or workload.max_tokens,
