@@ -3,7 +3,8 @@
     python bench/quality.py [models=tiny] [problems=1000] [algos=r2r,entropy,random] [out=results/quality/tiny.json]
 
 The two models alone, the given algorithms at the thresholds in conf/algo/, and the oracle: the large model's answers,
-of whose tokens it writes only those that the small model would not have proposed.
+of whose tokens it writes only those that the small model would not have proposed. `algo.field=value` goes to the given
+algorithms.
 """
 from __future__ import annotations
 
@@ -49,7 +50,11 @@ def main(arguments: list[str]) -> None:
     if options.problems < 1:
         raise InputError(f"problems={options.problems}: allowed is >= 1")
     names = ["slm_only", "llm_only", *(name for name in options.algos.split(",") if name)]
-    setups = {name: Setup.compose([*overrides, f"algo={name}"], options.seed) for name in names}
+    shared = [override for override in overrides if not override.startswith("algo")]
+    setups = {
+        name: Setup.compose([*(shared if name.endswith("_only") else overrides), f"algo={name}"], options.seed)
+        for name in names
+    }
     setup = setups["llm_only"]
     workload, tasks = setup.problems("test", options.problems)
     length = max(len(setup.prompt(task)) for task in tasks) + workload.max_tokens

@@ -109,16 +109,24 @@ def search(curve: Curve, metric: str, value: float, refine: int) -> float:
     for level in (0.0, *LEVELS):
         curve.measure(level)
     for _ in range(refine):
-        reached = [level for level in sorted(curve.points) if curve.points[level][field] >= value]
-        below = [level for level in curve.points if level < reached[0]] if reached else []
-        if not below:
+        high = _reached(curve, field, value)
+        low = max((level for level in curve.points if level < high), default=high)
+        if low == high:
             break
-        low, high = max(below), reached[0]
         curve.measure(math.sqrt(low * high) if low else high / 2)
-    levels = sorted(curve.points)
     if metric == "quality":
-        return next((level for level in levels if curve.points[level][field] >= value), 1.0)
-    return min(levels, key=lambda level: abs(curve.points[level][field] - value))
+        return _reached(curve, field, value)
+    return min(sorted(curve.points), key=lambda level: abs(curve.points[level][field] - value))
+
+
+def _reached(curve: Curve, field: str, value: float) -> float:
+    """The least level from which on all reach the value: one that does by luck, below others that do not, is none."""
+    reached = 1.0
+    for level in sorted(curve.points, reverse=True):
+        if curve.points[level][field] < value:
+            break
+        reached = level
+    return reached
 
 
 def main(arguments: list[str]) -> None:

@@ -43,6 +43,12 @@ def test_fractions_take_the_closest_level() -> None:
     assert level / (1 + level) == pytest.approx(0.35, rel=0.05)
 
 
+def test_a_lucky_point_below_worse_ones_is_not_taken() -> None:
+    curve = MadeUp()
+    curve.measure(0.015)["quality"] = 0.99
+    assert search(curve, "quality", 0.98, 0) == 0.12  # type: ignore[arg-type]
+
+
 def test_ends_of_the_curve() -> None:
     assert found("quality", 0.3, 3)[0] == 0.0
     assert found("quality", 1.0, 0)[0] == 0.12
