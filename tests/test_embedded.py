@@ -8,14 +8,13 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
+from tests.serve import serve
 from tokenrouter.cluster.cluster import Cluster
 from tokenrouter.cluster.spec import AlgorithmSpec, BatchingSpec, ClusterSpec, EngineSpec, ModelSpec
 from tokenrouter.core import SamplingParams
-from tokenrouter.server.frontend import EndEvent, TokenEvent
 from zoo.models import path
 from zoo.reference import Reference
 from zoo.tasks.arithmetic import problems
-from zoo.walk import Record
 
 CONF = Path(__file__).parents[1] / "conf"
 
@@ -40,25 +39,14 @@ def test_r2r_on_the_embedded_pair_tells_the_truth(spec: ClusterSpec):
     for i, problem in enumerate(problems("test", 12, 5)):
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": problem.question}], add_generation_prompt=True, return_dict=False)
-        jobs.append((prompt, SamplingParams(i, 400, temperature=(0.0, 0.0, 1.0)[i % 3], top_p=0.95)))
-    records = {}
+        jobs.append(("r2r", prompt, SamplingParams(i, 400, temperature=(0.0, 0.0, 1.0)[i % 3], top_p=0.95)))
     with Cluster(spec) as cluster:
         frontend = cluster.frontend
-        for prompt, sampling in jobs:
-            records[frontend.submit(prompt, sampling, "r2r")] = Record(prompt, sampling)
-        while frontend.num_open:
-            for event in frontend.poll(1.0):
-                record = records[event.rid]
-                if isinstance(event, TokenEvent):
-                    record.token_ids = record.token_ids + event.token_ids
-                    record.token_models = record.token_models + [event.role] * len(event.token_ids)
-                elif isinstance(event, EndEvent):
-                    record.finish_reason, record.handoffs = event.reason, event.handoffs
-                    record.discarded = event.discarded
+        records = serve(frontend, jobs, concurrency=len(jobs))
         frontend.check()
         taken = sum(report["evictions"] + report["preemptions"] for report in frontend.stats())
     reference = Reference.load(spec.algorithms[0].build(), [model.path for model in spec.models])
-    verdicts = [reference.verify(record) for record in records.values()]
+    verdicts = [reference.verify(record) for record in records]
     assert not [verdict for verdict in verdicts if verdict.kind == "diverged"]
     assert sum(verdict.kind == "excused" for verdict in verdicts) <= 1
-    assert taken > 0 and sum(record.handoffs or 0 for record in records.values()) > 0
+    assert taken > 0 and sum(record.handoffs or 0 for record in records) > 0

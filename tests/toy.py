@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -15,7 +15,8 @@ import torch
 
 from tokenrouter.cluster.spec import AlgorithmSpec, BatchingSpec, ClusterSpec, ModelSpec
 from tokenrouter.core import SamplingParams
-from tokenrouter.engine.base import Capacity, EngineCounters, EngineOutput, ModelInfo, Row
+from tokenrouter.engine.base import EngineCounters, EngineOutput, ModelInfo, Row
+from tokenrouter.engine.paged import PagedEngine
 from tokenrouter.engine.pages import PagePool
 from tokenrouter.interface import BaseRouter, StepResult
 from tokenrouter.server.frontend import EndEvent, Event, Frontend, TokenEvent
@@ -41,32 +42,22 @@ def toy_token(model: int, ids: Sequence[int]) -> int:
     return EOS if draw % 40 == 0 else 1 + draw % (VOCAB - 1)
 
 
-class ToyEngine:
+class ToyEngine(PagedEngine):
     device = torch.device("cpu")
 
     def __init__(self, model: int, pages: int, page_size: int = 4) -> None:
         self.model = model
         self.info = ModelInfo(f"toy{model}", VOCAB, 4, 10_000, (EOS,), 1, "float32", 4, 4, "toy")
         self.counters = EngineCounters()
-        self._pages = PagePool(pages, page_size, copy=lambda a, b: None, counters=self.counters)
-
-    def capacity(self) -> Capacity:
-        pool = self._pages
-        return Capacity(pool.num_pages * pool.page_size, pool.free_pages * pool.page_size, pool.page_size)
-
-    def open(self, rid: str, ids: Sequence[int]) -> int:
-        return self._pages.open(rid, ids)
-
-    def allocate(self, rid: str, num_tokens: int) -> bool:
-        return self._pages.allocate(rid, num_tokens)
+        self._pool = PagePool(pages, page_size, copy=lambda a, b: None, counters=self.counters)
 
     def step(self, rows: Sequence[Row]) -> EngineOutput:
         logits = []
         for row in rows:
             assert row.token_ids, "an append is of one token or more"
-            self._pages.append(row.rid, row.token_ids)
-            table = self._pages[row.rid]
-            assert len(table.ids) <= len(table.pages) * self._pages.page_size, "written beyond its pages"
+            self._pool.append(row.rid, row.token_ids)
+            table = self._pool[row.rid]
+            assert len(table.ids) <= len(table.pages) * self._pool.page_size, "written beyond its pages"
             if row.num_logits:
                 out = torch.zeros(VOCAB)
                 out[toy_token(self.model, table.ids)] = 9.0
@@ -75,23 +66,8 @@ class ToyEngine:
         stacked = torch.stack(logits) if logits else torch.zeros(0, VOCAB)
         return EngineOutput(stacked, torch.zeros(len(logits), 4), 0.0)
 
-    def truncate(self, rid: str, length: int) -> None:
-        self._pages.truncate(rid, length)
-
-    def free(self, rid: str, ids: Sequence[int] = ()) -> None:
-        self._pages.free(rid, ids)
-
-    def kv_len(self, rid: str) -> int:
-        return self._pages.length(rid)
-
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(token_ids), 4)
-
-    def check(self, live: Iterable[str]) -> None:
-        self._pages.check(live)
-
-    def flush_cache(self) -> None:
-        self._pages.flush()
 
 
 class TossRouter(BaseRouter):

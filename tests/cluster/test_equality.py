@@ -11,11 +11,11 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from tests.cluster.conftest import VOCAB
+from tests.serve import Job, serve
 from tests.toy import toy_algorithm
 from tokenrouter.cluster.cluster import Cluster
 from tokenrouter.cluster.spec import AlgorithmSpec, BatchingSpec, ClusterSpec
 from tokenrouter.core import SamplingParams
-from tokenrouter.server.frontend import EndEvent, TokenEvent
 from zoo.reference import Reference, compare
 from zoo.walk import Record
 
@@ -24,7 +24,6 @@ ENTROPY = AlgorithmSpec(name="entropy", roles=["m0", "m1"], entry="m0", models=[
     "m1": {"_target_": "tokenrouter.interface.ReturnAfterOne"},
 })
 ALGORITHMS = [toy_algorithm(2, name="pair"), toy_algorithm(3, entry=1, name="three"), ENTROPY]
-Job = tuple[str, list[int], SamplingParams]
 
 
 @pytest.fixture(scope="module")
@@ -48,24 +47,6 @@ def truth(jobs: list[Job], folders: list[Path]) -> list[Record]:
     return [references[name].decode(prompt, sampling) for name, prompt, sampling in jobs]
 
 
-def run(cluster: Cluster, jobs: list[Job], concurrency: int) -> list[Record]:
-    frontend, waiting, open_now = cluster.frontend, list(enumerate(jobs))[::-1], {}
-    records = [Record(prompt, sampling) for _, prompt, sampling in jobs]
-    while waiting or open_now:
-        while waiting and len(open_now) < concurrency:
-            index, (name, prompt, sampling) = waiting.pop()
-            open_now[frontend.submit(prompt, sampling, name)] = records[index]
-        for event in frontend.poll(1.0):
-            record = open_now[event.rid]
-            if isinstance(event, TokenEvent):
-                record.token_ids = record.token_ids + event.token_ids
-                record.token_models = record.token_models + [event.role] * len(event.token_ids)
-            elif isinstance(event, EndEvent):
-                del open_now[event.rid]
-                record.finish_reason, record.handoffs, record.discarded = event.reason, event.handoffs, event.discarded
-    return records
-
-
 @pytest.mark.parametrize("B, capacity_tokens", [([1, 1, 1], 4096), ([1, 3, 3], 4096), ([1, 3, 3], 160)])
 def test_the_runtime_tells_the_truth(make_spec: Callable[..., ClusterSpec], jobs: list[Job], truth: list[Record],
                                      B: list[int], capacity_tokens: int):
@@ -74,7 +55,7 @@ def test_the_runtime_tells_the_truth(make_spec: Callable[..., ClusterSpec], jobs
     verdicts: Counter[str] = Counter()
     with Cluster(spec) as cluster:
         for concurrency in (1, 4, 16):
-            for got, true in zip(run(cluster, jobs, concurrency), truth, strict=True):
+            for got, true in zip(serve(cluster.frontend, jobs, concurrency), truth, strict=True):
                 verdict = compare(got, true)
                 assert verdict.kind != "diverged", (concurrency, verdict)
                 verdicts[verdict.kind] += 1

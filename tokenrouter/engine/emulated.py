@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -17,8 +17,9 @@ import torch
 from msgspec import Meta
 
 from tokenrouter.core import InputError
-from tokenrouter.engine.base import Capacity, EngineCounters, EngineOutput, ModelInfo, Row
+from tokenrouter.engine.base import EngineCounters, EngineOutput, ModelInfo, Row
 from tokenrouter.engine.clock import EmulatedDevice
+from tokenrouter.engine.paged import PagedEngine
 from tokenrouter.engine.pages import PagePool
 
 VOCAB_SIZE = 32
@@ -87,7 +88,7 @@ def _convert(field: str, raw: Any, kind: type[_T]) -> _T:
         raise InputError(f"{field}{key[0] if key else ''}={value!r}: {reason}") from None
 
 
-class EmulatedEngine:
+class EmulatedEngine(PagedEngine):
     """Implements tokenrouter.engine.base.Engine.
 
     `path` names a model in `options["models"]`. Models with the same `device` slow each other down by
@@ -115,16 +116,6 @@ class EmulatedEngine:
             with contextlib.suppress(OSError):  # not allowed: steps end later where others run
                 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
 
-    def capacity(self) -> Capacity:
-        pool = self._pool
-        return Capacity(pool.num_pages * pool.page_size, pool.free_pages * pool.page_size, pool.page_size)
-
-    def open(self, rid: str, ids: Sequence[int]) -> int:
-        return self._pool.open(rid, ids)
-
-    def allocate(self, rid: str, num_tokens: int) -> bool:
-        return self._pool.allocate(rid, num_tokens)
-
     def step(self, rows: Sequence[Row]) -> EngineOutput:
         start = self._device.now()
         for row in rows:
@@ -136,20 +127,5 @@ class EmulatedEngine:
         elapsed = self._device.compute(start, self._model.step_ms(len(rows), appended) / 1e3)
         return EngineOutput(torch.zeros(outputs, VOCAB_SIZE), torch.zeros(outputs, 1), elapsed)
 
-    def truncate(self, rid: str, length: int) -> None:
-        self._pool.truncate(rid, length)
-
-    def free(self, rid: str, ids: Sequence[int] = ()) -> None:
-        self._pool.free(rid, ids)
-
-    def kv_len(self, rid: str) -> int:
-        return self._pool.length(rid)
-
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(token_ids), 1)
-
-    def check(self, live: Iterable[str]) -> None:
-        self._pool.check(live)
-
-    def flush_cache(self) -> None:
-        self._pool.flush()

@@ -2,14 +2,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tokenrouter.core import InputError
-from tokenrouter.engine.base import Capacity, EngineCounters, EngineOutput, ModelInfo, Row
+from tokenrouter.engine.base import EngineCounters, EngineOutput, ModelInfo, Row
+from tokenrouter.engine.paged import PagedEngine
 from tokenrouter.engine.pages import PagePool
 from tokenrouter.engine.torch import load, selftest
 from tokenrouter.engine.torch.batch import build_batch
@@ -19,7 +20,7 @@ from tokenrouter.engine.torch.kv import KVPool, bytes_per_token
 from tokenrouter.engine.torch.runner import Runner
 
 
-class TorchEngine:
+class TorchEngine(PagedEngine):
     """Implements tokenrouter.engine.base.Engine.
 
     `path`: a folder with config.json and safetensors, or a hub name (at `revision`); with load_format="dummy" the
@@ -79,16 +80,6 @@ class TorchEngine:
             num_pages, self._page_size, prefix_cache=self._prefix_cache, copy=self._kv.copy_page, counters=self.counters
         )
 
-    def capacity(self) -> Capacity:
-        size = self._page_size
-        return Capacity(self._pool.num_pages * size, self._pool.free_pages * size, size)
-
-    def open(self, rid: str, ids: Sequence[int]) -> int:
-        return self._pool.open(rid, ids)
-
-    def allocate(self, rid: str, num_tokens: int) -> bool:
-        return self._pool.allocate(rid, num_tokens)
-
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> EngineOutput:
         batch = build_batch(rows, self._pool, self.device)
@@ -103,24 +94,10 @@ class TorchEngine:
         self.counters.tokens += len(batch.ids)
         return EngineOutput(logits, hidden, elapsed)
 
-    def truncate(self, rid: str, length: int) -> None:
-        self._pool.truncate(rid, length)
-
-    def free(self, rid: str, ids: Sequence[int] = ()) -> None:
-        self._pool.free(rid, ids)
-
-    def kv_len(self, rid: str) -> int:
-        return self._pool.length(rid)
-
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self._runner.embed(token_ids)
 
-    def check(self, live: Iterable[str]) -> None:
-        self._pool.check(live)
-
-    def flush_cache(self) -> None:
-        self._pool.flush()
 
 
 def _device(name: str) -> torch.device:
