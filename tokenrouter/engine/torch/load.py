@@ -37,7 +37,7 @@ def load_model(
                 torch.manual_seed(seed)
                 model = _auto.from_config(config, dtype=DTYPES[dtype])
             if Path(path, "generation_config.json").exists():
-                model.generation_config = GenerationConfig.from_pretrained(path, revision=revision)
+                model.generation_config = GenerationConfig.from_pretrained(path)
             _randomize(model, seed)
         else:
             _hide_progress()  # of one subserver on top of the other's
