@@ -182,3 +182,33 @@ def test_bad_options_are_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as caught:
         load_engine("emulated", path="m", **{"realtime": False, **options})
     assert str(caught.value).startswith(said)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed by Linux only")
+def test_all_threads_get_a_real_time_priority_where_that_is_allowed() -> None:
+    """Above all those that carry messages: they must run while the model's thread spins."""
+    done = subprocess.run([sys.executable, "-c", HURRIED], capture_output=True, text=True, check=True)
+    asked, own, other = done.stdout.split()
+    if asked == "refused":
+        assert own == other == "0"
+    else:
+        assert 0 < int(own) < int(other)
+
+
+HURRIED = """
+import os, threading
+try:
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    print("allowed")
+except OSError:
+    print("refused")
+event = threading.Event()
+thread = threading.Thread(target=event.wait)
+thread.start()
+from tokenrouter.engine.emulated import EmulatedEngine
+EmulatedEngine("m", models={"m": {"latency_ms": 1.0}})
+for each in (threading.get_native_id(), thread.native_id):
+    print(os.sched_getparam(each).sched_priority)
+event.set()
+"""
