@@ -88,6 +88,23 @@ class TossKeeper(TossRouter):
     percent = 60
 
 
+class LeaveOnce(BaseRouter):
+    """Discards and leaves at each position once; stays when the request is back with nothing added."""
+
+    def route(self, result: StepResult) -> torch.Tensor:
+        answers = [int(view.state.get("left") != view.num_accepted) for view in result.requests]
+        for view in result.requests:
+            view.state["left"] = view.num_accepted
+        return torch.tensor(answers)
+
+
+class LeaveAlways(BaseRouter):
+    """Discards and leaves."""
+
+    def route(self, result: StepResult) -> torch.Tensor:
+        return torch.ones(len(result.requests), dtype=torch.long)
+
+
 def toy_algorithm(roles: int, entry: int = 0, name: str = "toy") -> AlgorithmSpec:
     names = [f"m{r}" for r in range(roles)]
     routers = {n: {"_target_": f"tests.toy.{'TossKeeper' if r else 'TossRouter'}"} for r, n in enumerate(names)}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.toy import ToyCluster, toy_algorithm, toy_reference
-from tokenrouter.cluster.spec import BatchingSpec
+from tests.toy import ToyCluster, toy_algorithm, toy_reference, toy_token
+from tokenrouter.cluster.spec import AlgorithmSpec, BatchingSpec
 from tokenrouter.core import FinishReason
 from tokenrouter.subserver import messages as m
 from tokenrouter.subserver.scheduler import SHORT_APPEND
@@ -141,6 +141,17 @@ def test_a_gap_is_asked_for_again():
     cluster.run()
     assert any(isinstance(message, m.Resend) for _, _, message in cluster.wire.sent)
     assert cluster.output(rid) == toy_reference(algorithm, [3, 4, 5], 40)
+
+
+def test_a_request_that_comes_back_with_nothing_new_goes_on():
+    algorithm = AlgorithmSpec(name="toy", roles=["m0", "m1"], entry="m0", models=[0, 1], routers={
+        "m0": {"_target_": "tests.toy.LeaveOnce"}, "m1": {"_target_": "tests.toy.LeaveAlways"}})
+    cluster = ToyCluster([algorithm], models=2, pages=500, seed=3)
+    rid, prompt = cluster.submit([3, 4, 5, 6], 12), [3, 4, 5, 6]
+    cluster.run()
+    tokens, roles, _ = cluster.output(rid)
+    assert set(roles) == {0} and tokens == [toy_token(0, prompt + tokens[:i]) for i in range(len(tokens))]
+    cluster.check_idle()
 
 
 def test_two_algorithms_share_the_subservers():

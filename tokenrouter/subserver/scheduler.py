@@ -43,6 +43,9 @@ class Scheduler:
         """It came back: pending -> running, nothing else."""
         self.away.pop(request.rid, None)
         request.status = Status.RUNNING
+        if request.kv_len == len(request.ids):  # nothing was added on the way: the last position is asked once more
+            request.kv_len -= 1
+            self.engine.truncate(request.rid, request.kv_len)
         self._arrive(request, now)
 
     def _arrive(self, request: Request, now: float) -> None:
