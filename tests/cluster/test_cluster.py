@@ -139,10 +139,11 @@ def test_a_death_is_heard_of_within_five_seconds(make_spec: MakeSpec, victim: in
 
 
 PARENT = """
-import sys, time, msgspec
+import signal, sys, msgspec
 from tokenrouter.cluster.cluster import Cluster
 from tokenrouter.cluster.spec import ClusterSpec
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     with Cluster(msgspec.json.decode(sys.argv[1], type=ClusterSpec)) as cluster:
         print(*cluster.pids, flush=True)
         while True:
