@@ -68,7 +68,7 @@ def _models(plan: Plan, models: Sequence[ModelInfo]) -> dict[str, Any]:
             "params": info.num_params,
             "dtype": info.dtype,
         }
-        for role, spec, info in zip(plan.roles, plan.cluster.models, models, strict=True)
+        for role, spec, info in zip(plan.roles, plan.cluster.models, models, strict=False)  # replicas repeat them
     }
 
 
