@@ -32,7 +32,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     out: str  # folder: labels, progress and router.safetensors
     seed: int = 0
-    problems: int = 1950  # of the `router` split
+    problems: int = 1000  # of the `router` split
     held_out: float = 0.15  # share of the problems for early stopping and the threshold
     chunk: int = 50  # problems labelled between two files
     decode_batch: int = 48  # requests decoded at once
@@ -41,13 +41,13 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     expansion: int = 2
     num_blocks: int = 1
     dropout: float = 0.1
-    lr: float = 3e-4
+    lr: float = 1e-3
     weight_decay: float = 5e-4
     batch_size: int = 1024
     epochs: int = 60
     patience: int = 10  # epochs without a better held-out loss
     recall: float = 0.95  # of divergent proposals on held-out rows, which sets the threshold
-    recall_factor: float = 0.1  # on the weight of divergent rows
+    recall_factor: float = 1.0  # on the weight of divergent rows
 
 
 class Fit(NamedTuple):
