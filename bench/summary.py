@@ -61,6 +61,7 @@ def summarise(
 
 
 def _models(plan: Plan, models: Sequence[ModelInfo]) -> dict[str, Any]:
+    specs = plan.cluster.models[: len(plan.roles)]  # copies side by side repeat them
     return {
         role: {
             "id": plan.config.models.roles[role].path,
@@ -68,7 +69,7 @@ def _models(plan: Plan, models: Sequence[ModelInfo]) -> dict[str, Any]:
             "params": info.num_params,
             "dtype": info.dtype,
         }
-        for role, spec, info in zip(plan.roles, plan.cluster.models, models, strict=False)  # replicas repeat them
+        for role, spec, info in zip(plan.roles, specs, models, strict=True)
     }
 
 

@@ -239,6 +239,14 @@ class Algorithm:
         """Every parameter that a request may set, by name."""
         return {p.name: p for role in self.roles for p in _class(self.routers[role]).params}
 
+    def parse(self, params: Mapping[str, Any]) -> dict[str, float]:
+        """The numbers that a request's parameters stand for; InputError for an unknown one or one out of range."""
+        known = self.params
+        for name in params:
+            if name not in known:
+                raise InputError(f"params.{name}: unknown; allowed for {self.name} is {sorted(known)}")
+        return {name: known[name].parse(value) for name, value in params.items()}
+
     def router(self, role: str) -> BaseRouter:
         spec = dict(self.routers[role])
         made: BaseRouter = _class(spec)(**{k: v for k, v in spec.items() if k != "_target_"})

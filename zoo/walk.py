@@ -5,7 +5,7 @@ the router sees, and tells `Walk.settle` what it answered.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -47,7 +47,7 @@ class Walk:
         if not record.prompt_ids or self.limit < 1:
             raise InputError(f"prompt: {len(record.prompt_ids)} tokens; allowed is 1 to {context - 1}")
         self.algorithm, self.routers, self.record, self.eos = algorithm, routers, record, frozenset(eos)
-        self._params = _parse(algorithm, record.params)
+        self._params = algorithm.parse(record.params)
         self.role = algorithm.entry_role(EntryContext(record.prompt_ids, record.sampling.seed, self._params))
         self._requests: dict[int, Request] = {}  # one a role, as each subserver has its own
         self._request_at(self.role).ids.extend(record.prompt_ids)
@@ -124,11 +124,3 @@ class Walk:
                 [0] * len(self.routers),
             )
         return self._requests[role]
-
-
-def _parse(algorithm: Algorithm, params: Mapping[str, Any]) -> dict[str, float]:
-    known = algorithm.params
-    for name in params:
-        if name not in known:
-            raise InputError(f"params.{name}: unknown; allowed for {algorithm.name} is {sorted(known)}")
-    return {name: known[name].parse(value) for name, value in params.items()}

@@ -117,7 +117,7 @@ class Frontend:
                              f"allowed is a sum of at most {self.context_length}, the context of this set of models")
         number = self._index[algorithm]
         chosen = self._algorithms[number]
-        parsed = self._parse(chosen.params, params or {})
+        parsed = chosen.parse(params or {})
         entry = chosen.entry_role(EntryContext(prompt_ids, sampling.seed, parsed))
         subserver = self._spec.algorithms[number].models[entry]
         rid = f"r{next(self._names)}"
@@ -126,13 +126,6 @@ class Frontend:
         self._mailbox.post(subserver, m.Submit(rid, 0, list(prompt_ids), opening))
         self._mailbox.flush()
         return rid
-
-    @staticmethod
-    def _parse(known: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, float]:
-        for name in params:
-            if name not in known:
-                raise InputError(f"params.{name}: allowed is one of {sorted(known)}")
-        return {name: known[name].parse(value) for name, value in params.items()}
 
     def abort(self, rid: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request early; its EndEvent follows. Nothing happens if it is over already."""
