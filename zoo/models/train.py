@@ -4,7 +4,7 @@ Half of the first batches drill single equations, with the loss on results alone
 others are whole problems, with the loss on the worked answer. Hidden matrices are trained by Muon, the rest by AdamW.
 A deep model may start shallow and be grown on the way, which saves much of the time.
 Every problem is drawn afresh from the `train` split. A run is a function of size, seed and token budget, up to the
-machine's rounding; README.md says what it gave.
+machine's rounding; README.md says what it gave. `--stage 2` goes on from what the stage before has written.
 """
 
 from __future__ import annotations
@@ -24,12 +24,9 @@ from torch import Tensor
 from transformers import AttentionInterface, GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from zoo.models import SIZES, path
-from zoo.models.tokenizer import build, completion, prompt
-from zoo.tasks.arithmetic import problems
+from zoo.models.batches import IGNORE, Batch, Drills, problem_batches
+from zoo.models.tokenizer import build
 
-IGNORE = -100  # the label of a position that has no loss
-POOL = 512  # problems drawn at once, and sorted by length into batches with little padding
-DRILL_ROW = 20  # equations in a row of a drill
 DRILL_UNTIL = 0.7  # the part of a stage in which there are drills
 MUON_LR, ADAMW_LR = 0.02, 2e-3
 WARMUP_STEPS, DECAY_FROM, DECAY_TO = 100, 0.3, 0.02
@@ -40,13 +37,15 @@ class Stage:
     """A part of a training, with a learning rate schedule of its own; a later stage may add layers.
 
     tokens: budget, padding included. drills: their share among the batches of its first part. rate: the peak of the
-    learning rates, relative to MUON_LR and ADAMW_LR.
+    learning rates, relative to MUON_LR and ADAMW_LR. again: how many times an equation that was got wrong in a drill
+    comes again, in later drills: what is rare and hard (a division by 8, a difference below 10) is learned only so.
     """
 
     layers: int
     tokens: int
     drills: float = 0.5
     rate: float = 1.0
+    again: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,12 +84,21 @@ RECIPES = {
         intermediate=256,
         stages=(Stage(3, 7_000_000, drills=0.2), Stage(3, 2_500_000, drills=0.4, rate=0.5)),
     ),
-    "medium": Recipe(128, heads=4, kv_heads=2, intermediate=352, stages=(Stage(4, 7_000_000, drills=0.2),)),
-    "large": Recipe(160, heads=4, kv_heads=2, intermediate=448, stages=(Stage(8, 10_500_000),)),
+    "medium": Recipe(
+        128,
+        heads=4,
+        kv_heads=2,
+        intermediate=352,
+        stages=(Stage(4, 7_000_000, drills=0.2), Stage(4, 7_000_000, drills=0.6, rate=0.6, again=2)),
+    ),
+    "large": Recipe(
+        160,
+        heads=4,
+        kv_heads=2,
+        intermediate=448,
+        stages=(Stage(8, 10_500_000), Stage(10, 4_000_000, drills=0.6, rate=0.4, again=4)),
+    ),
 }
-
-Batch = tuple[Tensor, Tensor]
-"""Token ids and labels, both int64 [rows, length]; label t is the id at t, or IGNORE."""
 
 
 def _attention(
@@ -112,75 +120,16 @@ def _attention(
 AttentionInterface.register("matmul", _attention)
 
 
-def problem_batches(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Batch]:
-    """Endless batches of whole problems; the loss is on the worked answer."""
-    rng = random.Random(seed)
-    pool = seed * 1_000_000
-    while True:
-        pool += 1
-        drawn = problems("train", POOL, pool)
-        asked = tokenizer([prompt(tokenizer, p.question) for p in drawn], add_special_tokens=False)["input_ids"]
-        worked = tokenizer([completion(p) for p in drawn], add_special_tokens=False)["input_ids"]
-        rows = sorted(
-            ((q + a, [IGNORE] * len(q) + a) for q, a in zip(asked, worked, strict=True)), key=lambda row: len(row[0])
-        )
-        batches: list[list[tuple[list[int], list[int]]]] = [[]]
-        for row in rows:
-            if len(row[0]) * (len(batches[-1]) + 1) > tokens:
-                batches.append([])
-            batches[-1].append(row)
-        rng.shuffle(batches)
-        yield from map(_pad, batches)
-
-
-def drill_batches(tokenizer: PreTrainedTokenizerFast, tokens: int, seed: int) -> Iterator[Batch]:
-    """Endless batches of single equations in random order, spelled as in worked answers; the loss is on the results."""
-    rng = random.Random(seed)
-    pool = seed * 1_000_000 + 500_000
-    rows: list[tuple[list[int], list[int]]] = []
-    while True:
-        pool += 1
-        equations = [e for p in problems("train", POOL, pool) for e in p.equations]
-        rng.shuffle(equations)
-        # An equation that goes on from the one before would make a pair, perhaps one of another split.
-        kept = equations[:1]
-        for e in equations[1:]:
-            if e.split()[0] != kept[-1].split()[-1]:
-                kept.append(e)
-        parts = [part for e in kept for part in (f": {e[: e.index('=') + 1]}", f"{e[e.index('=') + 1 :]}.\n")]
-        ids = tokenizer(parts, add_special_tokens=False)["input_ids"]
-        for start in range(0, len(ids) - 2 * DRILL_ROW + 1, 2 * DRILL_ROW):
-            row = ids[start : start + 2 * DRILL_ROW]
-            rows.append(
-                (
-                    [t for part in row for t in part],
-                    [t if i % 2 else IGNORE for i, part in enumerate(row) for t in part],
-                )
-            )
-        size = max(1, tokens // max(len(row[0]) for row in rows))
-        while len(rows) >= size:
-            yield _pad(rows[:size])
-            del rows[:size]
-
-
-def _pad(rows: list[tuple[list[int], list[int]]]) -> Batch:
-    length = max(len(ids) for ids, _ in rows)
-    ids = torch.zeros(len(rows), length, dtype=torch.int64)
-    labels = torch.full((len(rows), length), IGNORE)
-    for i, (row, label) in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row)
-        labels[i, : len(row)] = torch.tensor(label)
-    return ids, labels
-
-
-def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
-    """Mean cross-entropy, in nats, of the labelled positions."""
+def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy, in nats, of the labelled positions; and which of them are wrong, bool [rows, length]."""
     ids, labels = batch
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
         target = labels[:, 1:]
         logits = model.lm_head(hidden[:, :-1][target != IGNORE])
-    return F.cross_entropy(logits.float(), target[target != IGNORE])
+    wrong = torch.zeros_like(labels, dtype=torch.bool)
+    wrong[:, 1:][target != IGNORE] = logits.detach().argmax(-1) != target[target != IGNORE]
+    return F.cross_entropy(logits.float(), target[target != IGNORE]), wrong
 
 
 def _rate(step: int, progress: float) -> float:
@@ -221,17 +170,26 @@ def grow(model: Qwen3ForCausalLM, config: Qwen3Config) -> Qwen3ForCausalLM:
 
 
 def train(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int, snapshot: int = 0, out: Path | None = None
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int,
+    snapshot: int = 0,
+    out: Path | None = None,
+    first: int = 1,
 ) -> tuple[Qwen3ForCausalLM, list[float]]:
     """Trains a model of this recipe; returns it with the loss of each of its steps on whole problems.
 
-    Every `snapshot` tokens of a stage (0: never) what there is so far is saved to `out`.
+    Every `snapshot` tokens of a stage (0: never) what there is so far is saved to `out`. With first > 1 the stages
+    before that one are not run: it goes on from the model in `out`.
     """
     torch.manual_seed(seed)
-    config = recipe.config(tokenizer, recipe.stages[0].layers)
-    model = Qwen3ForCausalLM._from_config(config, attn_implementation="matmul")
+    if first > 1:
+        model = Qwen3ForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="matmul")
+    else:
+        config = recipe.config(tokenizer, recipe.stages[0].layers)
+        model = Qwen3ForCausalLM._from_config(config, attn_implementation="matmul")
     losses: list[float] = []
-    for number, stage in enumerate(recipe.stages):
+    for number, stage in list(enumerate(recipe.stages))[first - 1 :]:
         if stage.layers > model.config.num_hidden_layers:
             model = grow(model, recipe.config(tokenizer, stage.layers))
         for used in _run(model, stage, recipe.batch, tokenizer, seed + 100 * number, losses):
@@ -252,7 +210,7 @@ def _run(
     optimizers = _optimizers(model)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     peaks = [stage.rate * group["lr"] for group in groups]
-    whole, drills = (make(tokenizer, batch_tokens, seed) for make in (problem_batches, drill_batches))
+    whole, drills = problem_batches(tokenizer, batch_tokens, seed), Drills(tokenizer, batch_tokens, seed, stage.again)
     rng = random.Random(seed)
     drilled = 0.0
     used = step = 0
@@ -260,10 +218,10 @@ def _run(
     while used < stage.tokens:
         progress = used / stage.tokens
         drill = rng.random() < stage.drills and progress < DRILL_UNTIL
-        batch = next(drills if drill else whole)
+        batch = drills.next() if drill else next(whole)
         for group, peak in zip(groups, peaks, strict=True):
             group["lr"] = peak * _rate(step, progress)
-        loss = loss_of(model, batch)
+        loss, wrong = loss_of(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -272,6 +230,7 @@ def _run(
         used += batch[0].numel()
         step += 1
         if drill:
+            drills.mark(wrong)
             drilled = loss.item()
         else:
             losses.append(loss.item())
@@ -303,6 +262,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--snapshot", type=int, default=0, help="save every so many tokens on the way (0: never)")
+    parser.add_argument("--stage", type=int, default=1, help="go on with this stage from what is in --out (first: 1)")
     parser.add_argument("--out", type=Path, help="folder to write a subfolder for each size to; default: zoo/models")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -311,7 +271,7 @@ def main() -> None:
         recipe = RECIPES[size]
         out = given.out / size if given.out else path(size)
         began = time.perf_counter()
-        model, losses = train(recipe, tokenizer, given.seed, given.snapshot, out)
+        model, losses = train(recipe, tokenizer, given.seed, given.snapshot, out, given.stage)
         save(model, tokenizer, out)
         count = sum(p.numel() for p in model.parameters())
         print(f"{size}: {count} parameters, {(time.perf_counter() - began) / 60:.1f} min, loss {losses[-1]:.4f}, {out}")

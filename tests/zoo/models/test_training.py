@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from zoo.models.batches import IGNORE, Drills, problem_batches
 from zoo.models.tokenizer import VOCAB_SIZE, build, completion, prompt
-from zoo.models.train import IGNORE, Recipe, Stage, drill_batches, grow, problem_batches, save, train
+from zoo.models.train import Recipe, Stage, grow, loss_of, save, train
 from zoo.tasks.arithmetic import problems, split_of
 
 STAGE = Stage(layers=1, tokens=40_000)
@@ -60,7 +61,8 @@ def test_problem_batches_are_prompt_and_answer_with_loss_on_the_answer(tokenizer
 
 
 def test_drills_have_loss_on_results_and_never_go_on_from_an_equation(tokenizer: PreTrainedTokenizerFast) -> None:
-    for ids, labels in islice(drill_batches(tokenizer, 4096, seed=0), 3):
+    drills = Drills(tokenizer, 4096, seed=0)
+    for ids, labels in (drills.next() for _ in range(3)):
         assert ids.numel() <= 4096
         for row, label in zip(ids, labels, strict=True):
             shown = tokenizer.decode(row[row != tokenizer.pad_token_id])
@@ -68,6 +70,45 @@ def test_drills_have_loss_on_results_and_never_go_on_from_an_equation(tokenizer:
             results = tokenizer.decode(label[label != IGNORE]).split(".\n")[:-1]
             assert [e.split("=")[1] for e in equations] == results
             assert all(a.split()[-1] != b.split()[0] for a, b in pairwise(equations))
+
+
+def test_equation_that_was_got_wrong_comes_again(tokenizer: PreTrainedTokenizerFast) -> None:
+    drills = Drills(tokenizer, 1024, seed=0, again=3)
+    _, labels = drills.next()
+    wrong = torch.zeros_like(labels, dtype=torch.bool)
+    second = drills.drilled[0][1]
+    wrong[0, len(drills.drilled[0][0]) + len(second) - 1] = True  # the last token of row 0's second equation
+    drills.mark(wrong)
+    assert drills.missed == [second.text] * 3
+    drills.rows = []  # on to fresh ones
+    seen = 0
+    for _ in range(100):
+        drills.next()
+        seen += sum(e.text == second.text for row in drills.drilled for e in row)
+        if not drills.rows:
+            break
+    assert seen >= 2  # less than all three where one would have gone on from its neighbour
+    assert not drills.missed
+
+
+def test_wrong_labels_are_those_that_the_model_would_not_write(tokenizer: PreTrainedTokenizerFast) -> None:
+    model, _ = train(briefly(1, 1), tokenizer, seed=0)
+    ids, labels = next(problem_batches(tokenizer, 512, seed=0))
+    _, wrong = loss_of(model, (ids, labels))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        predicted = model(ids).logits[:, :-1].argmax(-1)
+    expected = (labels[:, 1:] != IGNORE) & (predicted != labels[:, 1:])
+    assert expected.any() and (wrong[:, 1:] != expected).float().mean() < 0.01 and not wrong[:, 0].any()
+
+
+def test_later_stage_goes_on_from_what_was_saved(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    first, _ = train(briefly(2_000, 2), tokenizer, seed=0)
+    save(first, tokenizer, tmp_path)
+    frozen = replace(TINY, stages=(Stage(2, 2_000), Stage(3, 1, rate=0.0)))
+    grown, losses = train(frozen, tokenizer, seed=0, out=tmp_path, first=2)
+    assert len(losses) <= 1 and grown.config.num_hidden_layers == 3
+    assert torch.equal(grown.model.embed_tokens.weight, first.model.embed_tokens.weight.bfloat16().float())
 
 
 def test_grown_model_computes_the_same_and_its_new_layers_learn(tokenizer: PreTrainedTokenizerFast) -> None:
