@@ -1,32 +1,23 @@
-"""A subserver cluster in one process, for tests: real scheduler, lifecycle, routing and page pool; a toy model.
+"""A subserver cluster in one process (zoo/harness.py) over a toy model.
 
 The toy model's next token is a hash of (model, all ids), so any lost, doubled or misplaced token shows in what
-follows. Delivery between processes is FIFO for each pair and otherwise in any order that the test chooses.
+follows.
 """
 from __future__ import annotations
 
-import random
-from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 
-import msgspec
 import torch
 
-from tokenrouter.cluster.spec import AlgorithmSpec, BatchingSpec, ClusterSpec, ModelSpec
+from tokenrouter.cluster.spec import AlgorithmSpec, BatchingSpec
 from tokenrouter.core import SamplingParams
 from tokenrouter.engine.base import EngineCounters, EngineOutput, ModelInfo, Row
 from tokenrouter.engine.paged import PagedEngine
 from tokenrouter.engine.pages import PagePool
 from tokenrouter.interface import BaseRouter, StepResult
-from tokenrouter.server.frontend import EndEvent, Event, Frontend, TokenEvent
-from tokenrouter.subserver import messages as m
-from tokenrouter.subserver.lifecycle import Lifecycle
-from tokenrouter.subserver.loop import Subserver
-from tokenrouter.subserver.policy import make_policy
-from tokenrouter.subserver.routing import Routing
-from tokenrouter.subserver.scheduler import Scheduler
-from tokenrouter.subserver.stats import Stats
+from zoo.harness import InProcessCluster
+from zoo.walk import Record
 
 VOCAB, EOS = 64, 0
 
@@ -128,106 +119,15 @@ def toy_reference(spec: AlgorithmSpec, prompt: Sequence[int], max_tokens: int) -
             role = algorithm.destination_role(role, destination)
 
 
-class Wire:
-    """Messages under way, FIFO for each (sender, receiver); through the real codec."""
-
-    def __init__(self) -> None:
-        self.queues: dict[tuple[int, int], deque[bytes]] = defaultdict(deque)
-        self.sent: list[tuple[int, int, m.Message]] = []
-
-    def deliver(self, rng: random.Random, inbox: dict[int, list[bytes]]) -> None:
-        ready = [pair for pair, queue in self.queues.items() if queue]
-        if ready:
-            pair = rng.choice(sorted(ready))
-            inbox[pair[1]].append(self.queues[pair].popleft())
-
-
-class ToyMailbox:
-    def __init__(self, index: int, wire: Wire, inbox: dict[int, list[bytes]]) -> None:
-        self.index, self._wire, self._inbox = index, wire, inbox
-        self._outbox: dict[int, list[m.Message]] = {}
-
-    def receive(self, timeout_s: float = 0.0) -> Iterator[tuple[int, m.Message]]:
-        arrived, self._inbox[self.index] = self._inbox[self.index], []
-        for data in arrived:
-            envelope = msgspec.msgpack.decode(data, type=m.Envelope)
-            for message in envelope.messages:
-                yield envelope.sender, message
-
-    def post(self, destination: int, message: m.Message) -> None:
-        self._outbox.setdefault(destination, []).append(message)
-        self._wire.sent.append((self.index, destination, message))
-
-    def flush(self) -> None:
-        for destination, messages in self._outbox.items():
-            data = msgspec.msgpack.encode(m.Envelope(self.index, 1, messages))
-            self._wire.queues[self.index, destination].append(data)
-        self._outbox.clear()
-
-
-class ToyCluster:
-    """`turn()` lets one randomly chosen subserver, or the wire, take one step."""
-
+class ToyCluster(InProcessCluster):
     def __init__(self, algorithms: list[AlgorithmSpec], *, models: int, pages: int, seed: int,
                  batching: BatchingSpec | None = None, chunk_tokens: int = 8, max_batch: int = 64) -> None:
-        self.rng = random.Random(seed)
-        self.wire = Wire()
-        self.inbox: dict[int, list[bytes]] = defaultdict(list)
-        self.spec = ClusterSpec(models=[ModelSpec(name=f"toy{i}", path="toy") for i in range(models)],
-                                algorithms=algorithms, batching=batching or BatchingSpec())
-        self.spec.check()
-        self.subservers = [self._subserver(i, pages, chunk_tokens, max_batch) for i in range(models)]
-        self.frontend = Frontend(ToyMailbox(m.FRONT_END, self.wire, self.inbox), self.spec, lambda: None)  # type: ignore[arg-type]
-        self.frontend.models = [s.engine.info for s in self.subservers]
-        self.frontend.capacities = [s.engine.capacity().total for s in self.subservers]
-        self.events: list[Event] = []
+        super().__init__(algorithms, [ToyEngine(i, pages) for i in range(models)], seed=seed, batching=batching,
+                         chunk_tokens=chunk_tokens, max_batch=max_batch, eos_token_ids=frozenset({EOS}))
 
-    def _subserver(self, index: int, pages: int, chunk_tokens: int, max_batch: int) -> Subserver:
-        engine, mailbox = ToyEngine(index, pages), ToyMailbox(index, self.wire, self.inbox)
-        batching = self.spec.batching
-        scheduler = Scheduler(engine, make_policy(batching, index), max_batch=max_batch, chunk_tokens=chunk_tokens,
-                              max_wait_s=batching.max_wait_s)
-        algorithms = [a.build() for a in self.spec.algorithms]
-        models = [a.models for a in self.spec.algorithms]
-        routers = {a: algorithms[a].router(algorithms[a].roles[models[a].index(index)])
-                   for a in range(len(algorithms)) if index in models[a]}
-        lifecycle = Lifecycle(index, mailbox, scheduler, algorithms, models, routers, lambda command: {})  # type: ignore[arg-type]
-        routing = Routing(algorithms, routers, lifecycle, eos_token_ids=frozenset({EOS}), vocab_size=VOCAB)
-        return Subserver(engine, mailbox, scheduler, lifecycle, routing, Stats(), lambda: True)  # type: ignore[arg-type]
-
-    def submit(self, prompt: list[int], max_tokens: int, algorithm: str = "toy") -> str:
-        return self.frontend.submit(prompt, SamplingParams(0, max_tokens), algorithm)
-
-    def turn(self) -> None:
-        pick = self.rng.randrange(len(self.subservers) + 3)
-        if pick < len(self.subservers):
-            self.subservers[pick].turn()
-        else:
-            self.wire.deliver(self.rng, self.inbox)
-        self.events += self.frontend.poll(0.0)
-
-    def run(self, max_turns: int = 200_000) -> None:
-        """Until nothing is open, and every message has arrived."""
-        for _ in range(max_turns):
-            if not self.frontend.num_open and not any(self.wire.queues.values()) and not any(self.inbox.values()):
-                return
-            self.turn()
-        raise AssertionError(f"{self.frontend.num_open} requests open after {max_turns} turns")
+    def submit(self, prompt: list[int], max_tokens: int, algorithm: str = "toy") -> str:  # type: ignore[override]
+        return super().submit(prompt, SamplingParams(0, max_tokens), algorithm)
 
     def output(self, rid: str) -> tuple[list[int], list[int], str | None]:
-        tokens, roles, reason = [], [], None
-        for event in self.events:
-            if event.rid == rid and isinstance(event, TokenEvent):
-                assert event.position == len(tokens) and reason is None
-                tokens += event.token_ids
-                roles += [event.role] * len(event.token_ids)
-            elif event.rid == rid and isinstance(event, EndEvent):
-                assert reason is None, "one end a request"
-                reason = event.reason.value
-        return tokens, roles, reason
-
-    def check_idle(self) -> None:
-        """Nothing of any request is left anywhere."""
-        for subserver in self.subservers:
-            assert not subserver.lifecycle.active and not subserver.scheduler.requests
-            subserver.engine.check([])
+        record = self.collect(rid, Record([], SamplingParams(0, 1)))
+        return record.token_ids, record.token_models, record.finish_reason
