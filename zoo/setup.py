@@ -99,10 +99,10 @@ class Setup:
     def model_name(self, role: str) -> str:
         return Path(self.model_path(role)).name
 
-    def check_vocabularies(self) -> None:
-        """InputError unless all models map the same tokens to the same ids."""
+    def check_vocabularies(self, roles: Iterable[str] | None = None) -> None:
+        """InputError unless all models, of these roles or the algorithm's, map the same tokens to the same ids."""
         expected = self.tokenizer.get_vocab()
-        for role in self.algorithm.roles:
+        for role in roles or self.algorithm.roles:
             vocab = AutoTokenizer.from_pretrained(self.model_path(role)).get_vocab()
             if vocab != expected:
                 token = min(t for t in expected.keys() | vocab.keys() if expected.get(t) != vocab.get(t))

@@ -8,11 +8,9 @@ sentences instead; here answers can be checked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from tokenrouter.core import InputError
 from tokenrouter.engine.base import Engine
@@ -87,22 +85,3 @@ class Labeller:
         return [
             Record(branch.prompt_ids, branch.sampling, token_ids=start + branch.token_ids) for start, branch in results
         ]
-
-
-def collect(
-    labeller: Labeller, prompts: Sequence[Sequence[int]], folder: Path, *, chunk: int, progress: Progress | None = None
-) -> Rows:
-    """The rows of all problems, kept in `folder` in files of `chunk` problems: what is there is not done again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = []
-    for start in range(0, len(prompts), chunk):
-        file = folder / f"{start:06d}.safetensors"
-        if not file.exists():
-            rows = labeller.label(prompts[start : start + chunk])
-            save_file(rows._asdict(), file.with_suffix(".partial"))
-            file.with_suffix(".partial").rename(file)
-        loaded = Rows(**load_file(file))
-        parts.append(loaded._replace(problems=loaded.problems + start))
-        if progress:
-            progress(min(chunk, len(prompts) - start))
-    return Rows(*(torch.cat(columns) for columns in zip(*parts, strict=True)))

@@ -9,7 +9,8 @@ import pytest
 from tests.scripted import scripted
 from tokenrouter.core import InputError
 from tokenrouter.engine import load_engine
-from zoo.r2r.label import DIVERGENT, NEUTRAL, SAME, Labeller, Rows, collect
+from zoo.labels import collect
+from zoo.r2r.label import DIVERGENT, NEUTRAL, SAME, Labeller, Rows
 from zoo.walk import Record
 
 EOS, PROMPT = 9, [30, 1]
@@ -70,17 +71,21 @@ def test_rows_hold_what_the_small_model_saw(label: Any) -> None:
     assert rows.hidden[0].argmax() == 1  # the embedding of the last prompt token, as nothing else is in this model
 
 
-def test_collecting_goes_on_where_it_was(label: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collecting_goes_on_where_it_was(label: Any, tmp_path: Path) -> None:
     labeller, prompts = label(_3=7), [[i, *PROMPT] for i in range(30, 35)]
     done: list[int] = []
-    whole = collect(labeller, prompts, tmp_path / "a", chunk=2, progress=done.append)
+    asked: list[int] = []
+
+    def label_part(part: slice) -> Rows:
+        asked.append(len(prompts[part]))
+        return labeller.label(prompts[part])
+
+    whole = collect(Rows, label_part, 5, tmp_path / "a", chunk=2, progress=done.append)
     assert done == [2, 2, 1]
     assert whole.problems.tolist() == [i for i in range(5) for _ in range(5)]
     (tmp_path / "a" / "000002.safetensors").unlink()
-    asked: list[int] = []
-    original = Labeller.label
-    monkeypatch.setattr(Labeller, "label", lambda self, p, *rest: asked.append(len(p)) or original(self, p, *rest))
-    again: Rows = collect(labeller, prompts, tmp_path / "a", chunk=2)
+    asked.clear()
+    again = collect(Rows, label_part, 5, tmp_path / "a", chunk=2)
     assert asked == [2]
     assert all(a.equal(b) for a, b in zip(again, whole, strict=True))
 

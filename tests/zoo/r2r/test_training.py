@@ -32,9 +32,9 @@ def test_divergent_rows_weigh_as_much_as_all_others() -> None:
 
 def test_learns_to_tell_divergent_from_neutral() -> None:
     data, held = rows(800)
-    fit = train_network(data, held, EMBEDDINGS, OPTIONS)
+    network, _ = train_network(data, held, EMBEDDINGS, OPTIONS)
     with torch.no_grad():
-        scores = fit.network(features(data, held))
+        scores = network(features(data, held))
     divergent, neutral = (scores[data.kinds[held] == kind] for kind in (DIVERGENT, NEUTRAL))
     assert divergent.mean() > 1 and neutral.mean() < -1
 
@@ -45,25 +45,25 @@ def features(data: Rows, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def test_training_that_was_interrupted_ends_in_the_same_weights(tmp_path: Path) -> None:
     data, held = rows(400)
-    whole = train_network(data, held, EMBEDDINGS, OPTIONS)
+    network, whole = train_network(data, held, EMBEDDINGS, OPTIONS)
     state = tmp_path / "training.safetensors"
     half = Options(out="", width=16, batch_size=64, epochs=2, seed=3, lr=1e-2)
     train_network(data, held, EMBEDDINGS, half, state)
-    resumed = train_network(data, held, EMBEDDINGS, OPTIONS, state)
-    assert resumed.loss == whole.loss and resumed.epoch == whole.epoch
-    expected = whole.network.state_dict()
-    assert all(tensor.equal(expected[name]) for name, tensor in resumed.network.state_dict().items())
+    again, resumed = train_network(data, held, EMBEDDINGS, OPTIONS, state)
+    assert resumed == whole
+    expected = network.state_dict()
+    assert all(tensor.equal(expected[name]) for name, tensor in again.state_dict().items())
 
 
 def test_the_best_epoch_is_kept_and_patience_ends_it() -> None:
     data, held = rows(400)
     noise = data._replace(kinds=data.kinds[torch.randperm(400, generator=torch.Generator().manual_seed(5))])
     long = Options(out="", width=16, batch_size=64, epochs=200, patience=3, lr=1e-2)
-    fit = train_network(noise, held, EMBEDDINGS, long)
+    network, fit = train_network(noise, held, EMBEDDINGS, long)
     until = Options(out="", width=16, batch_size=64, epochs=fit.epoch + 1, patience=3, lr=1e-2)
     assert fit.epoch < 190
-    best = train_network(noise, held, EMBEDDINGS, until).network.state_dict()
-    assert all(tensor.equal(best[name]) for name, tensor in fit.network.state_dict().items())
+    best = train_network(noise, held, EMBEDDINGS, until)[0].state_dict()
+    assert all(tensor.equal(best[name]) for name, tensor in network.state_dict().items())
 
 
 def test_rows_of_one_label_are_refused() -> None:
