@@ -15,9 +15,11 @@ from bench.logger import make_logger
 from bench.plan import Plan, prepare
 from bench.progress import ProgressView
 from bench.records import Progress, Trace
+from bench.report import write_report
 from bench.summary import summarise
 from bench.systems import Service, serve
 from bench.table import result_table
+from bench.timeline import write_perfetto
 from tokenrouter.engine.base import ModelInfo
 from zoo.tasks.grade import Grade, Grader
 
@@ -91,6 +93,8 @@ def conclude(plan: Plan, measured: Measurement, folder: Path) -> tuple[list[dict
     summary = summarise(plan, trace, measured.models, measured.reports, grades)
     write_requests(folder, rows)
     write_summary(folder, summary)
+    write_perfetto(folder / "timeline.json.gz", trace, measured.reports, plan.roles)
+    write_report(folder, summary, rows, trace, measured.reports, plan.roles, plan.tokenizer)
     return rows, summary
 
 

@@ -51,18 +51,19 @@ def texts_of(records: Sequence[Record], tokenizer: PreTrainedTokenizerBase | Non
 
 
 def write_config(folder: Path, values: Mapping[str, Any]) -> None:
-    _write(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(values))))
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(values))))
 
 
 def write_requests(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    _write(folder / "requests.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_text(folder / "requests.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    _write(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+    write_text(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Whole, or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The result of a run as a table for the terminal."""
+"""The result of a run in words and figures."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 
-def result_table(summary: Mapping[str, Any], folder: Path) -> Table:
+def result_rows(summary: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
     """What ran on what, how fast, how well, whether it counts, and where the files are."""
     routing, quality, validity = summary["routing"], summary["quality"], summary["validity"]
     origin, load = summary["provenance"], summary["load"]
@@ -16,7 +16,7 @@ def result_table(summary: Mapping[str, Any], folder: Path) -> Table:
         f"{role}={model['id']} ({model['params'] / 1e6:.2f}M)" for role, model in summary["models"].items())
     B = ", ".join(f"{role} {b}" for role, b in routing["threshold_B"].items())
     hardware = summary["hardware"]
-    rows = [
+    return [
         ("models", models),
         ("data", f"{origin['data_source']}, version {origin['data_version']}"),
         ("on", f"{origin['gpu'] or origin['cpu']}, {hardware['cores']} cores, {hardware['threads']} thread(s) a model, "
@@ -33,11 +33,15 @@ def result_table(summary: Mapping[str, Any], folder: Path) -> Table:
         ("valid", ("yes" if validity["valid"] else "no: " + "; ".join(validity["reasons"])) + f" ({validity['kind']})"),
         ("files", str(folder)),
     ]
+
+
+def result_table(summary: Mapping[str, Any], folder: Path) -> Table:
+    """The same for the terminal."""
     title = f"{summary['algo']} · {summary['workload']} · {summary['system']}"
     table = Table(title=title, show_header=False, title_justify="left", pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in rows:
+    for name, text in result_rows(summary, folder):
         table.add_row(name, text)
     return table
 

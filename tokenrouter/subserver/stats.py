@@ -8,7 +8,8 @@ from typing import Any
 
 @dataclass
 class Stats:
-    """Since the last reset. Times in milliseconds where the name says so, else seconds."""
+    """Since the last reset. Times in milliseconds where the name says so, else seconds; `since` and `start_s` are
+    perf_counter's."""
 
     since: float = field(default_factory=time.perf_counter)
     compute_s: float = 0.0
@@ -23,7 +24,7 @@ class Stats:
     def step(self, start: float, end: float, compute_s: float, batch_size: int, tokens: int) -> None:
         """One loop turn that ran the model: from assembly to the last message sent."""
         self.step_ms.append((end - start) * 1e3)
-        self.start_s.append(start - self.since)
+        self.start_s.append(start)
         self.batch_size.append(batch_size)
         self.tokens.append(tokens)
         self.compute_s += compute_s

@@ -1,0 +1,172 @@
+"""report.html: a run to look at. One file that needs no network, light or dark as the reader's system is."""
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import jinja2
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from transformers import PreTrainedTokenizerBase
+
+from bench.files import write_text
+from bench.metrics import e2el_ms, ttft_ms
+from bench.records import Record, Trace
+from bench.table import result_rows
+from bench.timeline import Span, steps, turns
+
+COLOURS = ("#2a78b8", "#d1731f", "#3d9a63", "#a35cc0", "#b84a5a")  # by role; told apart on light and on dark
+_INK = "#808081"  # stands in the charts for the text's colour, which the page sets
+_TEXTS, _LANES = 12, 24  # requests shown as text, and in the timeline
+_WINDOW_STEPS = 60  # steps of the slowest subserver that the timeline spans
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    name: str
+    spans: list[Span]
+
+
+def write_report(
+    folder: Path, summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], trace: Trace,
+    reports: Sequence[dict[str, Any]], roles: Sequence[str], tokenizer: PreTrainedTokenizerBase | None,
+) -> None:
+    """`rows`: what requests.jsonl holds, one a record of `trace`. `reports`: Service.stats(), may be empty."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("bench"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True)
+    charts = {title: chart for title, chart in _charts(trace, summary, reports, roles) if chart}
+    lanes, first, last = _timeline(trace, reports, roles)
+    page = environment.get_template("report.html.jinja").render(
+        title=f"{summary['algo']} · {summary['workload']} · {summary['system']}",
+        figures=result_rows(summary, folder), provenance=summary["provenance"], charts=charts, lanes=lanes,
+        first=first, last=last, roles=list(roles), colours=COLOURS, texts=_texts(rows, tokenizer),
+    )
+    write_text(folder / "report.html", page)
+
+
+def _charts(
+    trace: Trace, summary: Mapping[str, Any], reports: Sequence[dict[str, Any]], roles: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    done = [record for record in trace.records if record.completed and record.chunks]
+    tpot = [(e2el_ms(r) - ttft_ms(r)) / (len(r.token_ids) - 1) for r in done if len(r.chunks) > 1]
+    for title, values in (
+        ("Time to first token, ms", [ttft_ms(r) for r in done]), ("Time per output token, ms", tpot),
+        ("End-to-end latency, ms", [e2el_ms(r) for r in done]),
+    ):
+        yield title, _distribution({"requests": values})
+    yield "Output tokens per second", _over_time(done, trace)
+    delays = {role: report["admission_ms"] for role, report in zip(roles, reports, strict=False)}
+    yield "Admission delay, ms", _distribution(delays)
+    yield "Batch size, share of steps", _batches(summary["routing"]["batch_size_histogram"])
+
+
+def _distribution(values: Mapping[str, Sequence[float]]) -> str:
+    """Cumulative shares, a line each; the last percent, which may lie far out, is cut off."""
+    if not any(values.values()):
+        return ""
+
+    def draw(axes: Axes) -> None:
+        ends = []
+        for (name, given), colour in zip(values.items(), COLOURS, strict=False):
+            ordered = sorted(given)
+            if not ordered:
+                continue
+            axes.step(ordered, [(i + 1) / len(ordered) for i in range(len(ordered))], color=colour, label=name)
+            ends.append(ordered[math.ceil(0.99 * len(ordered)) - 1])
+        axes.set_xlim(0, max(ends) * 1.02 or 1)
+        axes.set_ylim(0, 1.02)
+        if len(values) > 1:
+            axes.legend(frameon=False)
+
+    return _svg(draw)
+
+
+def _over_time(done: Sequence[Record], trace: Trace) -> str:
+    if not done:
+        return ""
+    bins = min(60, max(10, int(trace.ended - trace.began)))
+    width = (trace.ended - trace.began) / bins
+    counts = [0] * bins
+    for record in done:
+        for at, tokens in record.chunks:
+            counts[min(bins - 1, int((at - trace.began) / width))] += tokens
+
+    def draw(axes: Axes) -> None:
+        axes.step([i * width for i in range(bins)], [c / width for c in counts], where="post", color=COLOURS[0])
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("seconds")
+
+    return _svg(draw)
+
+
+def _batches(histograms: Mapping[str, Mapping[str, int]]) -> str:
+    if not histograms:
+        return ""
+
+    def draw(axes: Axes) -> None:
+        width = 0.8 / len(histograms)
+        for i, (role, histogram) in enumerate(histograms.items()):
+            total = sum(histogram.values())
+            places = [int(size) + (i + 0.5) * width - 0.4 for size in histogram]
+            shares = [count / total for count in histogram.values()]
+            axes.bar(places, shares, width, color=COLOURS[i % len(COLOURS)], label=role)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(frameon=False)
+
+    return _svg(draw)
+
+
+def _svg(draw: Callable[[Axes], None]) -> str:
+    """An inline drawing without a background, in the page's font and text colour."""
+    ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK)
+    with mpl.rc_context({"svg.fonttype": "none", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
+                         "font.family": "sans-serif", **ink}):
+        figure = Figure(figsize=(4.2, 2.4), layout="constrained")
+        axes = figure.subplots()
+        draw(axes)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    svg = text.getvalue()
+    return svg[svg.index("<svg"):].replace(_INK, "currentColor")
+
+
+def _timeline(
+    trace: Trace, reports: Sequence[dict[str, Any]], roles: Sequence[str]
+) -> tuple[list[Lane], float, float]:
+    """What ran in the middle of the run: a lane a subserver, then a lane a request that was there; and from when on
+    and until when, in seconds."""
+    by_subserver = steps(trace, reports)
+    middle = (trace.ended - trace.began) / 2
+    means = [fmean(s.end_s - s.start_s for s in spans) for spans in by_subserver if spans]
+    length = min(_WINDOW_STEPS * max(means, default=0.005), trace.ended - trace.began)
+    first, last = middle - length / 2, middle + length / 2
+
+    def inside(spans: Iterator[Span] | list[Span]) -> list[Span]:
+        return [s for s in spans if s.end_s > first and s.start_s < last]
+
+    lanes = [Lane(role, inside(spans)) for role, spans in zip(roles, by_subserver, strict=False)]
+    for record in trace.records:
+        if (spans := inside(turns(record, trace.began))) and len(lanes) < len(reports) + _LANES:
+            lanes.append(Lane(f"{record.job.task.id} #{record.job.sample}", spans))
+    return lanes, first, last
+
+
+def _texts(
+    rows: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase | None
+) -> list[tuple[Mapping[str, Any], list[tuple[str, int]]]]:
+    """Requests with their tokens and who wrote each: the wrong ones first, since those are looked at."""
+    if tokenizer is None:
+        return []
+    chosen = sorted(rows, key=lambda row: (row["grade"] is not False, row["start_s"]))[:_TEXTS]
+    return [
+        (row, list(zip(map(str, tokenizer.batch_decode([[i] for i in row["token_ids"]])), row["token_models"],
+                       strict=True)))
+        for row in chosen
+    ]
