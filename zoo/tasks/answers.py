@@ -13,11 +13,14 @@ from typing import Literal, cast, get_args
 
 from tokenrouter.core import InputError
 
-Kind = Literal["boxed", "final_number"]
+Kind = Literal["boxed", "final_number", "choice", "none"]
 
 _PLAIN = re.compile(r"[+-]?\d{1,30}(\.\d{1,30})?")
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 _MARK = "####"
+_LETTER = r"\(?\b([A-H])\b\)?"
+_CHOSEN = re.compile(rf"(?:[Aa]nswer|[Cc]hoice|[Oo]ption)\b(?:\s+is)?\s*:?\s*\**\s*{_LETTER}")
+_BRACKETED = re.compile(r"\(([A-H])\)")
 
 
 def check_kind(name: str) -> Kind:
@@ -32,7 +35,13 @@ def extract(kind: Kind, text: str) -> str | None:
 
     boxed: what the last complete `\\boxed{...}` holds. final_number: the number behind the last `####` (GSM8K's mark);
     without one, what is boxed; without that, the last number in the text. Commas between thousands are taken out.
+    choice: the letter that is boxed; without one, that behind the last `answer is`, `choice` or `option`; without that,
+    the last `(A)`, or the text itself where it is one letter. none: never any.
     """
+    if kind == "none":
+        return None
+    if kind == "choice":
+        return _chosen(text)
     if kind == "boxed":
         return _last_boxed(text)
     marked = _NUMBER.search(text, text.rfind(_MARK)) if _MARK in text else None
@@ -43,6 +52,11 @@ def extract(kind: Kind, text: str) -> str | None:
         return boxed
     numbers = _NUMBER.findall(text)
     return numbers[-1].replace(",", "") if numbers else None
+
+
+def decide(kind: Kind, answer: str, expected: str) -> bool | None:
+    """Whether the answer is right; None where only `verified` can say."""
+    return answer == expected if kind == "choice" else plainly_equal(answer, expected)
 
 
 def plainly_equal(answer: str, expected: str) -> bool | None:
@@ -67,6 +81,17 @@ def verified(answer: str, expected: str) -> bool:
     if not gold:
         raise ValueError(f"expected answer {expected!r} cannot be read")
     return math_verify.verify(gold, read(answer), timeout_seconds=None)
+
+
+def _chosen(text: str) -> str | None:
+    boxed = _last_boxed(text)
+    if boxed is not None and (letter := re.search(r"\b([A-H])\b", boxed)):
+        return letter[1]
+    for pattern in (_CHOSEN, _BRACKETED):
+        if found := pattern.findall(text):
+            return str(found[-1])
+    alone = re.fullmatch(r"\s*([A-H])[.)]?\s*", text)
+    return alone[1] if alone else None
 
 
 def _last_boxed(text: str) -> str | None:

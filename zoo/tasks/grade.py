@@ -70,7 +70,7 @@ class Grader:
             if expected is not None and answer is None:
                 correct = False
             elif expected is not None and answer is not None:
-                correct = answers.plainly_equal(answer, expected)
+                correct = answers.decide(self._kind, answer, expected)
                 if correct is None:
                     hard[index] = (answer, expected)
             grades.append(Grade(correct, answer))

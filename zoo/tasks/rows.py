@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ Message = dict[str, str]
 class Task:
     """One problem: what the model is asked, and the answer it should come to (None: not graded).
 
-    `prompt_ids`: the prompt itself where it was never text. `max_tokens`: this task's own bound, if it has one.
+    `prompt_ids`: the prompt itself where it was never text, or is tokenized already. `max_tokens`: this task's own
+    bound, if it has one; with `ignore_eos` exactly as many tokens. `conversation`: tasks of one name are its turns, one
+    after the other.
     """
 
     id: str
@@ -32,6 +34,8 @@ class Task:
     expected: str | None
     prompt_ids: list[int] | None = None
     max_tokens: int | None = None
+    ignore_eos: bool = False
+    conversation: str | None = None
 
 
 class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,16 +44,17 @@ class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     question: str
     answer: str
     id: str | None = None
+    choices: str | None = None
 
     def names(self) -> list[str]:
-        return [name for name in (self.id, self.question, self.answer) if name is not None]
+        return [name for name in (self.id, self.question, self.choices, self.answer) if name is not None]
 
 
-def read_file(path: str, columns: Columns) -> Numbered:
+def read_file(path: str, columns: Sequence[str]) -> Numbered:
     """The rows of a json (one list), jsonl or parquet file. InputError if there is none, or it cannot be read."""
     file = Path(path)
     kind = file.suffix.removeprefix(".").lower()
-    allowed = f"allowed is a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file with the columns {columns.names()}"
+    allowed = f"allowed is a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file with the columns {list(columns)}"
     if kind not in FORMATS:
         raise InputError(f"workload.path={path!r}: {allowed}")
     if not file.is_file():
@@ -90,19 +95,12 @@ def to_tasks(source: str, rows: Numbered, columns: Columns, prompt: str, answer_
     name the rows' origin. Raises InputError for the first row that is broken, doubled or short of a column, and for
     none at all.
     """
-    if not rows:
-        raise InputError(f"{source}: has no rows; allowed is one or more with the columns {columns.names()}")
-    tasks: dict[str, Task] = {}
-    for index, (number, row) in enumerate(rows):
-        where = f"{source} row {number}"
-        if not isinstance(row, dict) or any(name not in row for name in columns.names()):
-            has = list(row) if isinstance(row, dict) else type(row).__name__
-            raise InputError(f"{where}: has {has}; allowed is an object with the columns {columns.names()}")
-        id = str(index) if columns.id is None else _text(where, row, columns.id)
-        if id in tasks:
-            raise InputError(f"{where}: {columns.id}={id!r} occurs twice; allowed is an id of its own for each row")
+    tasks = []
+    for where, id, row in identified(source, rows, columns.names(), columns.id):
         question = _text(where, row, columns.question)
         expected = _text(where, row, columns.answer)
+        if columns.choices is not None:
+            question = f"{question}\n\n{_choices(where, row, columns.choices, expected)}"
         if answer_after is not None:
             _, mark, expected = expected.rpartition(answer_after)
             expected = expected.strip().replace(",", "")
@@ -111,14 +109,48 @@ def to_tasks(source: str, rows: Numbered, columns: Columns, prompt: str, answer_
                     f"{where}: {columns.answer}={row[columns.answer][-40:]!r}: allowed is an answer behind "
                     f"{answer_after!r}"
                 )
-        tasks[id] = Task(id, [{"role": "user", "content": prompt.replace(MARK, question)}], expected)
-    return list(tasks.values())
+        tasks.append(Task(id, [{"role": "user", "content": prompt.replace(MARK, question)}], expected))
+    return tasks
+
+
+def identified(
+    source: str, rows: Numbered, columns: Sequence[str], id_column: str | None
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """For each row how errors name it, its id, and the row. InputError for none at all, a row that is short of a
+    column, and an id that occurs twice."""
+    if not rows:
+        raise InputError(f"{source}: has no rows; allowed is one or more with the columns {list(columns)}")
+    seen = set()
+    for index, (number, row) in enumerate(rows):
+        where = f"{source} row {number}"
+        if not isinstance(row, dict) or any(name not in row for name in columns):
+            has = list(row) if isinstance(row, dict) else type(row).__name__
+            raise InputError(f"{where}: has {has}; allowed is an object with the columns {list(columns)}")
+        id = str(index) if id_column is None else _text(where, row, id_column)
+        if id in seen:
+            raise InputError(f"{where}: {id_column}={id!r} occurs twice; allowed is an id of its own for each row")
+        seen.add(id)
+        yield where, id, row
 
 
 def fingerprint(tasks: Sequence[Task]) -> str:
-    """12 hex digits that stand for ids, prompts and expected answers."""
-    content = [(task.id, task.prompt_messages, task.expected) for task in tasks]
+    """12 hex digits that stand for ids, prompts, expected answers, and lengths where they are given."""
+    content: list[Any] = [(task.id, task.prompt_messages, task.expected) for task in tasks]
+    content += [(task.max_tokens, task.ignore_eos) for task in tasks if task.max_tokens is not None]
     return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:12]
+
+
+def _choices(where: str, row: dict[str, Any], column: str, expected: str) -> str:
+    """The options of a question, one a line: `(A) bank`."""
+    cell = row[column]
+    labels, texts = (cell.get("label"), cell.get("text")) if isinstance(cell, dict) else (None, None)
+    lists = isinstance(labels, list) and isinstance(texts, list) and len(labels) == len(texts) >= 2
+    if not lists or not all(isinstance(text, str) and text.strip() for text in [*labels, *texts]):
+        raise InputError(
+            f"{where}: {column}={cell!r}: allowed is {{'label': [...], 'text': [...]}}, two or more texts each")
+    if expected not in labels:
+        raise InputError(f"{where}: the answer {expected!r} is not among the labels {labels}; allowed is one of them")
+    return "\n".join(f"({label}) {text}" for label, text in zip(labels, texts, strict=True))
 
 
 def _text(where: str, row: dict[str, Any], column: str) -> str:

@@ -70,6 +70,31 @@ def test_final_numbers(text: str, answer: str | None) -> None:
     assert answers.extract("final_number", text) == answer
 
 
+@pytest.mark.parametrize(("text", "answer"), [
+    (r"It is (A) or (B), so \boxed{B}.", "B"),
+    (r"\boxed{(C) mall}", "C"),
+    (r"\boxed{\text{D}}", "D"),
+    ("The answer is (B) library.", "B"),
+    ("First, the answer is A. No: the answer is **E**.", "E"),
+    ("Answer: C", "C"),
+    ("I think that (A) is wrong and (D) is right", "D"),
+    ("B", "B"),
+    (" B.\n", "B"),
+    ("A bank is where money is.", None),
+    (r"\boxed{mall}", None),
+])  # fmt: skip
+def test_letters_of_options(text: str, answer: str | None) -> None:
+    assert answers.extract("choice", text) == answer
+
+
+def test_options_are_graded_without_a_process_and_none_means_never() -> None:
+    with Grader("choice", compare=never_starts) as grader:
+        grades = grader.grade_all([(r"\boxed{B}", "B"), (r"\boxed{A}", "B"), ("?", "B"), ("B", None)])
+    assert [grade.correct for grade in grades] == [True, False, False, None]
+    with Grader("none", compare=never_starts) as grader:
+        assert grader.grade_all([(r"\boxed{B}", None)]) == [Grade(None, None)]
+
+
 def test_a_final_number_equals_its_other_spellings() -> None:
     with Grader("final_number", compare=never_starts) as grader:
         grades = grader.grade_all([("#### 18.00", "18"), ("#### 18.01", "18"), ("?", "18")])

@@ -29,6 +29,8 @@ def config(name: str = "aime", **changed: Any) -> dict[str, Any]:
 
 
 def load(name: str = "aime", *, embedded: bool = False, n: int = 4, seed: int = 0, **changed: Any) -> Workload:
+    if "embedded_set" in changed:
+        changed["embedded"] = changed.pop("embedded_set")
     return load_workload(config(name, **changed), embedded=embedded, n=n, seed=seed)
 
 
@@ -98,6 +100,48 @@ def test_the_columns_of_amc23_and_gsm8k(tmp_path: Path) -> None:
     assert gsm.grader == "final_number"
 
 
+CHOICES = {"label": ["A", "B"], "text": ["a bank", "a mall"]}
+
+
+def test_options_follow_the_question(tmp_path: Path) -> None:
+    rows = [{"id": "q", "question": "Where is money?", "choices": CHOICES, "answerKey": "A"}]
+    workload = load("commonsenseqa", path=written(tmp_path / "mine.parquet", rows))
+    (message,) = workload.problems[0].prompt_messages
+    assert message["content"].startswith("Where is money?\n\n(A) a bank\n(B) a mall\n\nPlease reason")
+    assert (workload.problems[0].expected, workload.grader) == ("A", "choice")
+
+
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"choices": "A, B"}, "row 2: choices='A, B': allowed is {'label'"),
+    ({"choices": {**CHOICES, "text": ["one"]}}, "row 2: choices=.*: allowed is"),
+    ({"choices": {**CHOICES, "text": ["one", 2]}}, "row 2: choices=.*: allowed is"),
+    ({"answerKey": "C"}, r"row 2: the answer 'C' is not among the labels \['A', 'B'\]; allowed is one of them"),
+])  # fmt: skip
+def test_broken_options_are_named(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    row = {"id": "q", "question": "Where is money?", "choices": CHOICES, "answerKey": "A"}
+    path = written(tmp_path / "mine.jsonl", [row, {**row, "id": "r", **changed}])
+    with pytest.raises(InputError, match=message):
+        load("commonsenseqa", path=path)
+
+
+def test_embedded_options_are_numbers() -> None:
+    workload = load("commonsenseqa", embedded=True)
+    assert workload.grader == "boxed" and int(workload.problems[0].expected or "") >= 0
+
+
+def test_long_embedded_answers_have_drawn_lengths_and_no_grades() -> None:
+    workload = load("aime_high", embedded=True)
+    lengths = {task.max_tokens or 0 for task in workload.problems}
+    assert len(lengths) > 20 and 6144 <= min(lengths) < max(lengths) <= workload.max_tokens == 8192
+    assert all(task.ignore_eos and task.expected is None for task in workload.problems)
+    assert load("aime_high", embedded=True, n=9).problems == workload.problems
+    other = {**config("aime_high")["embedded"], "output_tokens": [6144, 6145]}
+    assert load("aime_high", embedded=True, embedded_set=other).data_source != workload.data_source
+    assert load("aime_high", embedded=True, max_tokens=64).problems[0].max_tokens == 64
+    with pytest.raises(InputError, match=r"output_tokens=\[3, 2\]: allowed is the least, then the most"):
+        load("aime_high", embedded=True, embedded_set={**other, "output_tokens": [3, 2]})
+
+
 def test_hydra_configurations_are_taken_and_max_tokens_can_be_overridden() -> None:
     composed = OmegaConf.create(config(max_tokens=77))
     assert load_workload(composed, embedded=True, n=1, seed=0).max_tokens == 77
@@ -163,6 +207,7 @@ def test_a_solution_without_the_mark_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("changed", "message"), [
     ({"max_tokens": 0}, r"workload\.max_tokens=0: .*>= 1; allowed is"),
     ({"grader": "guess"}, r"workload\.grader='guess': allowed is one of"),
+    ({"kind": "songs"}, r"workload\.kind='songs': allowed is random, trajectories"),
     ({"colums": 1}, r"workload\.colums=1: .*unknown field"),
     ({"hub": {"id": "a/b"}}, r"workload\.hub\.split=None: .*missing required field"),
     ({"natural": {"prompt": "Go.", "max_tokens": 1}}, r"workload\.natural\.prompt='Go\.': allowed is a text with"),
