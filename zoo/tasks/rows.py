@@ -36,6 +36,7 @@ class Task:
     max_tokens: int | None = None
     ignore_eos: bool = False
     conversation: str | None = None
+    solution: str | None = None
 
 
 class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,9 +46,11 @@ class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     answer: str
     id: str | None = None
     choices: str | None = None
+    solution: str | None = None
 
     def names(self) -> list[str]:
-        return [name for name in (self.id, self.question, self.choices, self.answer) if name is not None]
+        named = (self.id, self.question, self.choices, self.answer, self.solution)
+        return list(dict.fromkeys(name for name in named if name is not None))
 
 
 def read_file(path: str, columns: Sequence[str]) -> Numbered:
@@ -109,7 +112,9 @@ def to_tasks(source: str, rows: Numbered, columns: Columns, prompt: str, answer_
                     f"{where}: {columns.answer}={row[columns.answer][-40:]!r}: allowed is an answer behind "
                     f"{answer_after!r}"
                 )
-        tasks.append(Task(id, [{"role": "user", "content": prompt.replace(MARK, question)}], expected))
+        solution = None if columns.solution is None else _text(where, row, columns.solution)
+        message = {"role": "user", "content": prompt.replace(MARK, question)}
+        tasks.append(Task(id, [message], expected, solution=solution))
     return tasks
 
 

@@ -196,7 +196,7 @@ def _convert(config: Mapping[str, Any], kind: type[_Config]) -> _Config:
 
 def _generate(spec: Embedded, max_tokens: int | None) -> list[Task]:
     made = problems(spec.split, spec.size, spec.seed, min_steps=spec.min_steps, max_steps=spec.max_steps)
-    tasks = [Task(p.id, [{"role": "user", "content": p.question}], str(p.answer)) for p in made]
+    tasks = [Task(p.id, [{"role": "user", "content": p.question}], str(p.answer), solution=p.solution) for p in made]
     if spec.output_tokens is None:
         return tasks
     low, high = spec.output_tokens

@@ -56,6 +56,7 @@ def test_embedded_models_are_asked_the_bare_embedded_problems(name: str) -> None
     assert "boxed" not in message["content"]
     assert workload.data_source.startswith("embedded:arithmetic-test@")
     assert workload.max_tokens == 512
+    assert (workload.problems[0].solution or "").endswith(f"\\boxed{{{workload.problems[0].expected}}}.")
 
 
 def test_the_embedded_set_depends_on_neither_length_nor_seed_of_the_run() -> None:
@@ -98,6 +99,7 @@ def test_the_columns_of_amc23_and_gsm8k(tmp_path: Path) -> None:
     gsm = load("gsm8k", path=written(tmp_path / "gsm.jsonl", rows))
     assert gsm.problems[0].expected == "1800"
     assert gsm.grader == "final_number"
+    assert gsm.problems[0].solution == rows[0]["answer"] and amc.problems[0].solution is None
 
 
 CHOICES = {"label": ["A", "B"], "text": ["a bank", "a mall"]}
