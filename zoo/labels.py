@@ -16,6 +16,7 @@ from zoo import weights
 from zoo.fit import TrainOptions
 from zoo.offline import Progress, context_of
 from zoo.setup import Setup, progress_bar, same_answer
+from zoo.tasks.rows import Task
 from zoo.walk import Record
 
 Rows = TypeVar("Rows", bound=NamedTuple)
@@ -45,6 +46,10 @@ class Pair:
         """Whether two decoded requests give the same answer."""
         answers = (self.setup.answer(self.workload.grader, r) for r in (record, other))
         return same_answer(*answers)
+
+    def right(self, record: Record, task: Task) -> bool:
+        """Whether a decoded request gives the answer that is expected."""
+        return same_answer(self.setup.answer(self.workload.grader, record), task.expected)
 
     def held(self, problems: torch.Tensor) -> torch.Tensor:
         """Which rows are held out, by the problem [N] that each is of."""

@@ -5,7 +5,7 @@ becomes of a proposal is in zoo/walk.py.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 
@@ -92,6 +92,24 @@ class Offline:
 def greedy(prompts: Sequence[Sequence[int]], max_tokens: int, seed: int = 0) -> list[Record]:
     """Records to be decoded greedily; request i has the seed `seed` + i, which routers that draw use."""
     return [Record(list(ids), SamplingParams(seed + i, max_tokens)) for i, ids in enumerate(prompts)]
+
+
+def continued(
+    offline: Offline, starts: Sequence[tuple[Sequence[int], Sequence[int]]], max_tokens: int, eos: Collection[int]
+) -> list[Record]:
+    """Answers to prompts whose first tokens are given, decoded greedily to their end or to `max_tokens` in all.
+
+    An answer whose given tokens end it, by the last being one of `eos` or by their number, is that.
+    """
+    records = [greedy([[*prompt, *first]], max_tokens - len(first))[0] for prompt, first in starts]
+    offline.decode([
+        record for record, (_, first) in zip(records, starts, strict=True)
+        if first[-1] not in eos and len(first) < max_tokens
+    ])
+    return [
+        Record(list(prompt), SamplingParams(0, max_tokens), token_ids=[*first, *record.token_ids])
+        for record, (prompt, first) in zip(records, starts, strict=True)
+    ]
 
 
 @torch.inference_mode()

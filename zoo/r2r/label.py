@@ -14,7 +14,7 @@ import torch
 
 from tokenrouter.core import InputError
 from tokenrouter.engine.base import Engine
-from zoo.offline import Offline, Progress, greedy, single, teacher_forced
+from zoo.offline import Offline, Progress, continued, greedy, single, teacher_forced
 from zoo.r2r.network import top_logits
 from zoo.walk import Record
 
@@ -59,7 +59,9 @@ class Labeller:
             for position in (proposals != torch.tensor(answer.token_ids)).nonzero().flatten().tolist()
         ]
         kinds = [torch.zeros(len(answer.token_ids), dtype=torch.long) for answer in answers]
-        for (index, position, _), branch in zip(branches, self._continue(answers, branches), strict=True):
+        starts = [(answers[i].prompt_ids, [*answers[i].token_ids[:position], token]) for i, position, token in branches]
+        ends = continued(self.alone, starts, self.max_tokens, self.eos)
+        for (index, position, _), branch in zip(branches, ends, strict=True):
             kinds[index][position] = NEUTRAL if self.agree(branch, answers[index]) else DIVERGENT
         hidden, top, proposals = (torch.cat(parts) for parts in zip(*seen, strict=True))
         counts = torch.tensor([len(answer.token_ids) for answer in answers])
@@ -70,18 +72,3 @@ class Labeller:
         for logits, hidden in teacher_forced(self.small, answers):
             top = top_logits(logits, self.num_logits)
             yield hidden.float().cpu(), top.cpu(), logits[:, : self.vocab_size].argmax(dim=-1).cpu()
-
-    def _continue(self, answers: Sequence[Record], branches: Sequence[tuple[int, int, int]]) -> list[Record]:
-        """What the LLM makes of each proposal: answers with it at that position."""
-        results, open_ends = [], []
-        for index, position, proposal in branches:
-            answer = answers[index]
-            start = [*answer.token_ids[:position], proposal]
-            branch = greedy([answer.prompt_ids + start], self.max_tokens - len(start))[0]
-            results.append((start, branch))
-            if proposal not in self.eos and len(start) < self.max_tokens:
-                open_ends.append(branch)
-        self.alone.decode(open_ends)
-        return [
-            Record(branch.prompt_ids, branch.sampling, token_ids=start + branch.token_ids) for start, branch in results
-        ]

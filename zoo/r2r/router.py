@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from tokenrouter.core import InputError
-from tokenrouter.interface import ModelContext, Param, ReturnAfterOne
+from tokenrouter.interface import ModelContext, Param
 from zoo import weights
 from zoo.r2r.network import FoldedNetwork, R2RNetwork, Sizes
+from zoo.returning import PairedReturn
 from zoo.threshold import Tensors, ThresholdRouter
 
 KIND = "r2r"
@@ -49,15 +50,7 @@ class R2RSmall(ThresholdRouter):
             return logit.sigmoid().nan_to_num(nan=1.0)
 
 
-class R2RLarge(ReturnAfterOne):
-    """Keeps one token and returns; checks that it sits on the model that the weights were trained with."""
+class R2RLarge(PairedReturn):
+    """Keeps one token and returns."""
 
-    weights: str = ""
-
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**config)
-        _, self._metadata = weights.load(self.weights, KIND)
-
-    def setup(self, model: ModelContext) -> None:
-        super().setup(model)
-        weights.check_model(self.weights, self._metadata, "large", model)
+    kind = KIND
