@@ -1,91 +1,51 @@
 """What a run's resolved configuration may hold; every field is explained in the yaml that declares it."""
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import msgspec
-from hydra.errors import MissingConfigException, OverrideParseException
-from msgspec import Meta, Struct, inspect
+from msgspec import Meta
 
-from tokenrouter.cluster.spec import BatchingSpec, EngineSpec, HardwareSpec
+from tokenrouter import config
+from tokenrouter.config import (
+    AlgoConfig,
+    BatchingConfig,
+    EngineConfig,
+    HardwareConfig,
+    ModelsConfig,
+    Natural,
+    Positive,
+    PositiveFloat,
+    Strict,
+)
 from tokenrouter.core import InputError
 
-Positive = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
+OPEN_SECTIONS = frozenset({"algo", "system"})
 
 
-class _Strict(Struct, forbid_unknown_fields=True):
-    pass
-
-
-class AlgoConfig(Struct, kw_only=True):
-    """An algorithm's own settings beside these are for its yaml to interpolate."""
-
-    name: str
-    entry: str | dict[str, Any]
-    roles: dict[str, dict[str, Any]]
-    threshold: float | str | None = None
-
-
-class ModelConfig(_Strict, kw_only=True):
-    path: str
-    revision: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-
-
-class ModelsConfig(_Strict, kw_only=True):
-    name: str
-    embedded: bool = False
-    tokenizer: str | None
-    load_format: Literal["auto", "dummy"] = "auto"
-    roles: dict[str, ModelConfig]
-
-
-class EngineConfig(EngineSpec, kw_only=True, forbid_unknown_fields=True):
-    kind: Literal["torch", "emulated"]
-    memory_gb: Annotated[float, Meta(gt=0)]
-    reserve_gb: Annotated[float, Meta(ge=0)]
-    capacity_tokens: Positive | None
-    max_batch: Positive
-    chunk_tokens: Positive
-
-
-class SystemConfig(_Strict, kw_only=True, rename={"target": "_target_"}):
+class SystemConfig(Strict, kw_only=True, rename={"target": "_target_"}):
     name: str
     target: str
     only: str | None = None
     replicas: Positive = 1
 
 
-class BatchingConfig(BatchingSpec, kw_only=True, forbid_unknown_fields=True):
-    B: list[Positive]
-    max_wait_s: Annotated[float, Meta(gt=0)]
-
-
-class LoadConfig(_Strict, kw_only=True):
+class LoadConfig(Strict, kw_only=True):
     mode: Literal["closed"]
     concurrency: Positive
     num_requests: Positive
     warmup: Natural
     seed: Natural
-    stall_s: Annotated[float, Meta(gt=0)]
+    stall_s: PositiveFloat
 
 
-class HardwareConfig(HardwareSpec, kw_only=True, forbid_unknown_fields=True):
-    device: str
-    threads: Positive
-    pin: Literal["auto"] | list[Natural]  # type: ignore[assignment]
-
-
-class LoggerConfig(_Strict, kw_only=True):
+class LoggerConfig(Strict, kw_only=True):
     kind: Literal["none", "wandb"]
     project: str = ""
     mode: Literal["auto", "online", "offline"] = "auto"
 
 
-class SamplingConfig(_Strict, kw_only=True):
+class SamplingConfig(Strict, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=100)]
     top_p: Annotated[float, Meta(gt=0, le=1)]
     top_k: Natural
@@ -93,7 +53,7 @@ class SamplingConfig(_Strict, kw_only=True):
     ignore_eos: bool
 
 
-class RunConfig(_Strict, kw_only=True):
+class RunConfig(Strict, kw_only=True):
     algo: AlgoConfig
     workload: dict[str, Any]
     models: ModelsConfig
@@ -108,92 +68,13 @@ class RunConfig(_Strict, kw_only=True):
 
 def validate(values: Mapping[str, Any]) -> RunConfig:
     """Plain data -> RunConfig; InputError for the first field that is missing, unknown, ill-typed or out of range."""
-    try:
-        config = msgspec.convert(values, RunConfig)
-    except msgspec.ValidationError as error:
-        raise InputError(_explain_value(values, str(error))) from None
-    max_tokens = config.workload.get("max_tokens")
+    run = config.convert(values, RunConfig, OPEN_SECTIONS)
+    max_tokens = run.workload.get("max_tokens")
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         raise InputError(f"workload.max_tokens={max_tokens!r}: allowed is a whole number >= 1, or null")
-    return config
-
-
-def _explain_value(values: Mapping[str, Any], message: str) -> str:
-    """One line `field=value: allowed is ...` out of msgspec's `Expected ... - at `$.path``."""
-    said, _, path = message.partition(" - at `$")
-    keys = re.findall(r"[^.\[\]]+|\.\.\.", path.rstrip("`"))
-    if unknown := re.match(r"Object contains unknown field `(.*)`", said):
-        return _unknown([*keys, unknown[1]])
-    if missing := re.match(r"Object missing required field `(.*)`", said):
-        return f"{'.'.join([*keys, missing[1]])}: missing"
-    allowed = f"allowed is {_describe(_at(keys))}"
-    if "..." in keys:  # a dictionary's key, which msgspec does not name
-        return f"{'.'.join('*' if key == '...' else key for key in keys)}: {said}; {allowed}"
-    value: Any = values
-    for key in keys:
-        value = value[int(key) if isinstance(value, list) else key]
-    return f"{'.'.join(keys)}={value!r}: {allowed}"
-
-
-def _describe(node: Any) -> str:
-    """A type of the schema in words."""
-    match node:
-        case inspect.UnionType():
-            return ", or ".join(_describe(option) for option in node.types)
-        case inspect.LiteralType():
-            return f"{'one of ' if len(node.values) > 1 else ''}{', '.join(map(str, node.values))}"
-        case inspect.IntType() | inspect.FloatType():
-            kind = "a whole number" if isinstance(node, inspect.IntType) else "a number"
-            bounds = {">=": node.ge, ">": node.gt, "<=": node.le, "<": node.lt}
-            limits = [f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None]
-            return f"{kind} {' and '.join(limits)}".rstrip()
-        case inspect.ListType():
-            return f"a list of: {_describe(node.item_type)}"
-        case inspect.DictType() | inspect.StructType():
-            return "a mapping"
-        case inspect.BoolType():
-            return "true or false"
-        case inspect.NoneType():
-            return "null"
-        case _:
-            return "text"
-
-
-def _unknown(keys: list[str], value: str = "") -> str:
-    """One line on a field that the schema, or the yaml of an open group, does not have."""
-    node = _at(keys[:-1])
-    if isinstance(node, inspect.StructType) and node.cls not in (AlgoConfig, SystemConfig):
-        allowed = f"one of {', '.join(field.encode_name for field in node.fields)}"
-    else:
-        allowed = f"a field that the yaml in conf/{keys[0]}/ has"
-    return f"{'.'.join(keys)}{value}: unknown; allowed is {allowed}"
-
-
-def _at(keys: list[str]) -> Any:
-    """msgspec's description of the type at a path of fields, None where the schema does not go."""
-    node: Any = inspect.type_info(RunConfig)
-    for key in keys:
-        if isinstance(node, inspect.UnionType):
-            node = next((option for option in node.types if isinstance(option, inspect.ListType)), None)
-        if isinstance(node, inspect.StructType):
-            node = next((field.type for field in node.fields if field.encode_name == key), None)
-        elif isinstance(node, inspect.DictType):
-            node = node.value_type
-        elif isinstance(node, inspect.ListType):
-            node = node.item_type
-        else:
-            return None
-    return node
+    return run
 
 
 def explain_composition(error: Exception) -> str:
     """Hydra's and OmegaConf's own complaints about the command line, as one line."""
-    text = " ".join(str(error).split())
-    if isinstance(error, MissingConfigException) and error.options is not None:
-        group, _, choice = str(error.missing_cfg_file).rpartition("/")
-        return f"{group}={choice}: allowed is one of {', '.join(error.options)}"
-    if isinstance(error, OverrideParseException):
-        return f"{error.override}: not understood; allowed is group=choice or group.field=value"
-    if appended := re.search(r"To append to your config use \+([^= ]+)(=.*)?", text):
-        return _unknown(appended[1].split("."), appended[2] or "")
-    return text
+    return config.explain_composition(error, RunConfig, OPEN_SECTIONS)

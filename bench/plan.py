@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,10 +11,11 @@ import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from bench.config import RunConfig, validate
-from bench.models import check_vocabularies, context_length, load_tokenizer, locate
 from bench.records import Job
+from tokenrouter.cluster.build import hardware_spec, model_specs, shared_tokenizer
+from tokenrouter.cluster.models import context_length
 from tokenrouter.cluster.placement import plan_capacity
-from tokenrouter.cluster.spec import AlgorithmSpec, ClusterSpec, HardwareSpec, ModelSpec
+from tokenrouter.cluster.spec import AlgorithmSpec, ClusterSpec
 from tokenrouter.core import InputError, SamplingParams
 from tokenrouter.engine import emulated
 from zoo.tasks.workload import Workload, load_workload
@@ -59,18 +59,7 @@ def cluster_spec(config: RunConfig, values: Mapping[str, Any]) -> ClusterSpec:
     algorithm of its own.
     """
     roles = roles_of(config)
-    known = config.models.roles
-    for role in roles:
-        if role not in known:
-            raise InputError(f"models={config.models.name}: has no model for the role {role!r} of "
-                             f"algo={config.algo.name}; allowed is a group with the roles {roles}, this one has "
-                             f"{list(known)}")
-    models = [
-        ModelSpec(
-            name=role, path=_locate(config, role), revision=known[role].revision,
-            device=config.hardware.device, dtype=known[role].dtype, load_format=config.models.load_format)
-        for role in roles
-    ]
+    models = model_specs(config.models, roles, config.algo.name, config.engine.kind, config.hardware.device)
     routers, entry = config.algo.roles, config.algo.entry
     if config.system.only is not None:
         routers, entry = {roles[0]: {"_target_": "tokenrouter.interface.StayRouter"}}, roles[0]
@@ -83,12 +72,9 @@ def cluster_spec(config: RunConfig, values: Mapping[str, Any]) -> ClusterSpec:
         for copy in range(replicas)
     ]
     models *= replicas
-    hardware = config.hardware
     spec = ClusterSpec(
         models=models, algorithms=algorithms, batching=config.batching, engine=config.engine,
-        hardware=HardwareSpec(
-            threads=hardware.threads, pin=_cores(hardware.pin, len(models)), transport=hardware.transport,
-            addresses=hardware.addresses))
+        hardware=hardware_spec(config.hardware, len(models)))
     try:
         spec.check()
     except InputError as error:  # a router names its own parameter: here it is a field of algo
@@ -106,20 +92,6 @@ def replica_name(algorithm: str, copy: int) -> str:
     return f"{algorithm}#{copy}" if copy else algorithm
 
 
-def _cores(pin: Any, subservers: int) -> list[int]:
-    """`auto`: the first cores that this process may use, if each subserver can have one of its own."""
-    if pin != "auto":
-        return list(pin)
-    mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return mine[:subservers] if len(mine) >= subservers else []
-
-
-def _locate(config: RunConfig, role: str) -> str:
-    """Where a role's model is; for the emulated engine its name in the engine's options."""
-    field, path = f"models.roles.{role}.path", config.models.roles[role].path
-    return path if config.engine.kind == "emulated" else locate(field, path)
-
-
 def _contexts(config: RunConfig, cluster: ClusterSpec) -> list[int]:
     if config.engine.kind == "emulated":
         options = emulated.parse_options(config.engine.options)
@@ -130,19 +102,12 @@ def _contexts(config: RunConfig, cluster: ClusterSpec) -> list[int]:
 
 
 def _tokenizer(config: RunConfig, cluster: ClusterSpec) -> PreTrainedTokenizerBase | None:
-    field = "models.tokenizer"
     if config.models.tokenizer is None:
         if config.workload.get("kind") != "random":
-            raise InputError(f"{field}=None: allowed is a folder or hub id, as the prompts of "
+            raise InputError("models.tokenizer=None: allowed is a folder or hub id, as the prompts of "
                              f"workload={config.workload['name']} are text; or workload=random")
         return None
-    tokenizer = load_tokenizer(field, locate(field, config.models.tokenizer))
-    others = {(m.path, m.revision): f"models.roles.{m.name}.path" for m in cluster.models}
-    named = [(config.models.roles[f.split(".")[2]].path, load_tokenizer(f, *key)) for key, f in others.items()]
-    check_vocabularies([(config.models.tokenizer, tokenizer), *named])
-    if not tokenizer.chat_template:
-        raise InputError(f"{field}={config.models.tokenizer!r}: has no chat template; allowed is a tokenizer with one")
-    return tokenizer
+    return shared_tokenizer(config.models, cluster.models)
 
 
 def _job(config: RunConfig, workload: Workload, tokenizer: PreTrainedTokenizerBase | None, index: int) -> Job:

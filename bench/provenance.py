@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from bench.models import revision
 from bench.plan import Plan
-from zoo.weights import resolve
+from tokenrouter.cluster.models import revision
+from tokenrouter.paths import resolve
 
 _ROOT = Path(__file__).parents[1]
 

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from bench.metrics import Steady, accuracy_interval, latencies, pass_at_k, spread, steady
-from bench.models import revision
 from bench.plan import Plan
 from bench.provenance import provenance
 from bench.records import Trace
 from bench.validity import judge
+from tokenrouter.cluster.models import revision
 from tokenrouter.engine.base import ModelInfo
 from zoo.tasks.grade import Grade
 

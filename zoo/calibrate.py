@@ -19,11 +19,11 @@ from rich.table import Table
 
 from tokenrouter.core import InputError
 from tokenrouter.interface import StepResult
+from tokenrouter.paths import ROOT, resolve
 from zoo.offline import Offline
 from zoo.quality import Outcome, as_row, measure
 from zoo.setup import Setup, convert, progress_bar, run, split_arguments
 from zoo.threshold import ThresholdRouter
-from zoo.weights import ROOT, resolve
 
 METRICS = {"llm_fraction": "llm_token_fraction", "handoff": "handoff", "quality": "quality"}
 LEVELS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.35)

@@ -17,13 +17,8 @@ from safetensors.torch import save_file
 
 from tokenrouter.core import InputError
 from tokenrouter.interface import ModelContext
-
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def resolve(path: str | Path) -> Path:
-    """The file or folder that a path names."""
-    return Path(path) if Path(path).exists() else ROOT / path
+from tokenrouter.paths import ROOT as ROOT
+from tokenrouter.paths import resolve as resolve
 
 
 def save(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any]) -> None:

@@ -16,10 +16,10 @@ import msgspec
 from omegaconf import OmegaConf
 
 from tokenrouter.core import InputError
+from tokenrouter.paths import resolve
 from tokenrouter.throughput.inputs import from_profile, read_json
 from tokenrouter.throughput.spec import Spec
 from zoo.replay.runs import run_lengths
-from zoo.weights import resolve
 
 
 class Profile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

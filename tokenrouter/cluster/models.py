@@ -1,4 +1,4 @@
-"""What the driver must know of models before any is started: where they are, how they spell, how long they read."""
+"""What must be known of models before any is started: where they are, how they spell, how long they read."""
 from __future__ import annotations
 
 import hashlib
@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from tokenrouter.core import InputError
 from tokenrouter.engine.torch import load
-from zoo.weights import resolve
+from tokenrouter.paths import resolve
 
 _ENDS = 1 << 20  # bytes at either end of a weight file that stand for all of it
 

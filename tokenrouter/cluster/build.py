@@ -1,0 +1,59 @@
+"""From the sections of a configuration to a cluster's parts, with nothing started."""
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from tokenrouter.cluster.models import check_vocabularies, load_tokenizer, locate
+from tokenrouter.cluster.spec import HardwareSpec, ModelSpec
+from tokenrouter.config import HardwareConfig, ModelsConfig
+from tokenrouter.core import InputError
+
+
+def model_specs(
+    models: ModelsConfig, roles: Sequence[str], algorithm: str, engine: str, device: str
+) -> list[ModelSpec]:
+    """The subservers' models, one for each of `roles`, which are those of `algorithm`."""
+    for role in roles:
+        if role not in models.roles:
+            raise InputError(f"models={models.name}: has no model for the role {role!r} of algo={algorithm}; allowed "
+                             f"is a group with the roles {list(roles)}, this one has {list(models.roles)}")
+    return [ModelSpec(name=role, path=_locate(models, role, engine), revision=models.roles[role].revision,
+                      device=device, dtype=models.roles[role].dtype, load_format=models.load_format) for role in roles]
+
+
+def hardware_spec(hardware: HardwareConfig, subservers: int) -> HardwareSpec:
+    return HardwareSpec(threads=hardware.threads, pin=_cores(hardware.pin, subservers), transport=hardware.transport,
+                        addresses=hardware.addresses)
+
+
+def shared_tokenizer(models: ModelsConfig, specs: Sequence[ModelSpec]) -> PreTrainedTokenizerBase:
+    """The one tokenizer of all the models. InputError if they differ in it, or if it has no chat template."""
+    field = "models.tokenizer"
+    if models.tokenizer is None:
+        raise InputError(f"{field}=None: allowed is a folder or hub id")
+    tokenizer = load_tokenizer(field, locate(field, models.tokenizer))
+    others = {(m.path, m.revision): m.name for m in specs}
+    named = [(models.roles[role].path, load_tokenizer(f"models.roles.{role}.path", *key))
+             for key, role in others.items()]
+    check_vocabularies([(models.tokenizer, tokenizer), *named])
+    if not tokenizer.chat_template:
+        raise InputError(f"{field}={models.tokenizer!r}: has no chat template; allowed is a tokenizer with one")
+    return tokenizer
+
+
+def _locate(models: ModelsConfig, role: str, engine: str) -> str:
+    """Where a role's model is; for the emulated engine its name in the engine's options."""
+    field, path = f"models.roles.{role}.path", models.roles[role].path
+    return path if engine == "emulated" else locate(field, path)
+
+
+def _cores(pin: Any, subservers: int) -> list[int]:
+    """`auto`: the first cores that this process may use, if each subserver can have one of its own."""
+    if pin != "auto":
+        return list(pin)
+    mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return mine[:subservers] if len(mine) >= subservers else []
