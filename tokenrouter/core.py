@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+
+MAX_LOGPROBS = 20  # alternatives to a token that a request may ask for
 
 
 class InputError(ValueError):
@@ -20,8 +22,11 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """How tokens are drawn and when a request ends.
 
     `seed` keys every draw (tokenrouter.sampling); a request without one is given one by the front end.
-    `max_tokens` counts accepted tokens. `stop_token_ids` end a request like EOS does. Temperature 0 is greedy;
-    `top_k` 0, `top_p` 1 and `min_p` 0 switch the filters off.
+    `max_tokens` counts accepted tokens. `stop_token_ids` end a request like EOS does; before `min_tokens` accepted
+    tokens neither can be drawn. Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch the filters off.
+    `presence_penalty` is taken off the logit of each token that the answer has, `frequency_penalty` as often as it
+    has it; `repetition_penalty` divides what prompt or answer have (multiplies below 0). `logprobs`: how many
+    alternatives to each token are reported with their log-probabilities; -1: not even its own.
     """
 
     seed: int
@@ -32,16 +37,32 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     min_p: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int = -1
 
     def check(self) -> None:
         """Raise InputError for the first value that is out of range."""
         for name, low, high in (
             ("seed", 0, 2**63 - 1), ("max_tokens", 1, 2**31), ("temperature", 0.0, 100.0),
-            ("top_p", 0.0, 1.0), ("top_k", 0, 2**31), ("min_p", 0.0, 1.0),
+            ("top_p", 0.0, 1.0), ("top_k", 0, 2**31), ("min_p", 0.0, 1.0), ("min_tokens", 0, self.max_tokens),
+            ("presence_penalty", -2.0, 2.0), ("frequency_penalty", -2.0, 2.0), ("repetition_penalty", 0.0, 100.0),
+            ("logprobs", -1, MAX_LOGPROBS),
         ):
             value = getattr(self, name)
-            if not low <= value <= high or (name == "top_p" and value == 0):
-                raise InputError(f"sampling.{name}={value!r}: allowed is {low} to {high}")
+            above = name in ("top_p", "repetition_penalty")  # 0 itself is not allowed
+            if not low <= value <= high or (above and value == 0):
+                raise InputError(f"sampling.{name}={value!r}: allowed is {'above ' if above else ''}{low} to {high}")
+
+
+class Logprobs(NamedTuple):
+    """Of one token: its log-probability under the raw logits, and the most likely ids with theirs."""
+
+    own: float
+    top_ids: list[int]
+    top: list[float]
 
 
 class Status(enum.Enum):
@@ -86,6 +107,7 @@ class Request:
     counts: tuple[int, int] = (0, 0)  # handoffs and discarded proposals so far, wherever they happened
     extra: Any = None  # what the router sent along at the last handoff from here
     arrived: float = 0.0  # when it last became ready here, monotonic seconds
+    told: Logprobs | None = None  # of the last proposal, if the request wants to be told
     admitted: bool = False  # whether a step has run since then
     order: int = 0  # rank of its first arrival, for fairness and preemption
 

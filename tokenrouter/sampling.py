@@ -7,12 +7,12 @@ cumulative distribution in vocabulary order, so that a reference can say how far
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
 
-from tokenrouter.core import SamplingParams
+from tokenrouter.core import Logprobs, Request, SamplingParams
 
 _MASK = (1 << 64) - 1
 
@@ -35,11 +35,23 @@ def uniform(seed: int, position: int, role: int, purpose: Purpose) -> float:
 
 
 class Draw(NamedTuple):
-    """What one row's sampling needs: its parameters, which output token is drawn (from 0), and the drawing role."""
+    """What one row's sampling needs: its parameters, which output token is drawn (from 0), and the drawing role.
+
+    `ids`: prompt and accepted tokens, where penalties need them. `banned`: ids that may not be drawn now.
+    """
 
     params: SamplingParams
     position: int
     role: int
+    ids: Sequence[int] = ()
+    banned: Sequence[int] = ()
+
+
+def draw_of(request: Request, eos_token_ids: Collection[int]) -> Draw:
+    """How the request's next proposal is drawn."""
+    params, position = request.sampling, request.num_output
+    banned = (*eos_token_ids, *params.stop_token_ids) if position < params.min_tokens else ()
+    return Draw(params, position, request.role, request.ids if _penalised(params) else (), banned)
 
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw], vocab_size: int) -> torch.Tensor:
@@ -47,7 +59,7 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw], vocab_size: int) -> torc
 
     Ids from `vocab_size` on (padding of one model's embedding, unknown to the others) are never drawn.
     """
-    logits = logits[:, :vocab_size]
+    logits = adjusted(logits[:, :vocab_size], draws)
     tokens = logits.argmax(dim=-1)
     rows = [i for i, draw in enumerate(draws) if draw.params.temperature > 0]
     if rows:
@@ -59,6 +71,38 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw], vocab_size: int) -> torc
         target = torch.tensor(u, dtype=cdf.dtype, device=cdf.device)[:, None] * cdf[:, -1:]
         tokens[index] = torch.searchsorted(cdf, target, right=True).squeeze(1).clamp_(max=vocab_size - 1)
     return tokens
+
+
+def adjusted(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """[B, V] logits after penalties, in SGLang's and vLLM's order, and without what is banned; a copy if any is."""
+    rows = [i for i, draw in enumerate(draws) if draw.banned or _penalised(draw.params)]
+    if not rows:
+        return logits
+    logits = logits.clone()
+    for i in rows:
+        draw, row = draws[i], logits[i]
+        params = draw.params
+        if params.repetition_penalty != 1:
+            seen = torch.tensor(sorted(set(draw.ids)), device=row.device)
+            values = row[seen]
+            row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        if params.presence_penalty or params.frequency_penalty:
+            answer = torch.tensor(draw.ids[len(draw.ids) - draw.position :], dtype=torch.long, device=row.device)
+            counts = torch.bincount(answer, minlength=len(row))
+            row -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+        row[[token for token in draw.banned if token < len(row)]] = -torch.inf
+    return logits
+
+
+def logprobs(logits: torch.Tensor, token: int, count: int) -> Logprobs:
+    """[V] raw logits -> what a request that asked for `count` alternatives is told of `token`."""
+    values = torch.log_softmax(logits.double(), dim=-1)
+    top = values.topk(count)
+    return Logprobs(float(values[token]), top.indices.tolist(), top.values.tolist())
+
+
+def _penalised(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
 
 
 def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

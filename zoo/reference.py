@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tokenrouter.core import InputError, SamplingParams
 from tokenrouter.engine.torch.load import context_length, eos_token_ids
 from tokenrouter.interface import Algorithm, LogitsOutput, ModelContext, StepResult
-from tokenrouter.sampling import Draw, Purpose, probabilities, sample, uniform
+from tokenrouter.sampling import Draw, Purpose, adjusted, probabilities, sample, uniform
 from zoo.walk import Record, Walk
 
 TOLERANCE = 1e-4
@@ -144,7 +144,7 @@ def compare(record: Record, reference: Record, tolerance: float = TOLERANCE) -> 
 def sample_margin(logits: torch.Tensor, draw: Draw, token: int) -> float:
     """How far [V] `logits` are from giving another token than `token`: a difference of logits if greedy; else of
     probability mass between the draw and the next token's share, or to the cut of one of the filters."""
-    params = draw.params
+    params, logits = draw.params, adjusted(logits[None], [draw])[0]
     if params.temperature == 0:
         first, second = logits.topk(2).values
         return float(first - second)

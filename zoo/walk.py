@@ -12,7 +12,7 @@ import msgspec
 
 from tokenrouter.core import FinishReason, InputError, Request, SamplingParams
 from tokenrouter.interface import Algorithm, BaseRouter, EntryContext, PeerReq, RequestView
-from tokenrouter.sampling import Draw
+from tokenrouter.sampling import Draw, draw_of
 
 _MAX_STALL = 64  # handoffs in a row that accept nothing: the routers send the request in circles
 
@@ -67,7 +67,7 @@ class Walk:
     @property
     def draw(self) -> Draw:
         """How the next proposal is sampled."""
-        return Draw(self.record.sampling, self.request.num_output, self.role)
+        return draw_of(self.request, self.eos)
 
     def view(self, proposal: int) -> RequestView:
         """What the holder's router sees of the request after a step."""

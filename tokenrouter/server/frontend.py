@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tokenrouter.cluster.spec import ClusterSpec
-from tokenrouter.core import FinishReason, InputError, SamplingParams
+from tokenrouter.core import FinishReason, InputError, Logprobs, SamplingParams
 from tokenrouter.engine.base import ModelInfo
 from tokenrouter.interface import EntryContext
 from tokenrouter.subserver import messages as m
@@ -29,6 +29,7 @@ class TokenEvent:
     token_ids: list[int]
     role: int
     time: float
+    logprobs: list[Logprobs] | None = None  # one a token, for requests that ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class Frontend:
             return
         request.early[tokens.position] = tokens
         while (due := request.early.pop(request.position, None)) is not None:
-            self._events.append(TokenEvent(due.rid, due.position, due.token_ids, due.role, now))
+            self._events.append(TokenEvent(due.rid, due.position, due.token_ids, due.role, now, due.logprobs))
             request.position += len(due.token_ids)
         self._close_if_complete(tokens.rid, request, now)
 

@@ -44,7 +44,9 @@ class Lifecycle:
         """Accept a token that this model wrote, and announce it: once, never retracted."""
         position = request.num_output
         request.accept([token], [request.role])
-        self.mailbox.post(m.FRONT_END, m.Tokens(request.rid, request.incarnation, position, [token], request.role))
+        told = None if request.told is None else [request.told]
+        self.mailbox.post(m.FRONT_END, m.Tokens(
+            request.rid, request.incarnation, position, [token], request.role, told))
 
     def hand_over(self, request: Request, target: int, peer_req: PeerReq, *, discarded: int) -> None:
         """Running -> pending here; the peer gets the suffix that it lacks."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tokenrouter.core import FinishReason, SamplingParams
+from tokenrouter.core import FinishReason, Logprobs, SamplingParams
 
 FRONT_END = -1  # sender index of the front end
 
@@ -92,13 +92,17 @@ class Ended(_Message):
 
 
 class Tokens(_Message):
-    """Committer -> front end: accepted tokens from output position `position` on, all written by `role`."""
+    """Committer -> front end: accepted tokens from output position `position` on, all written by `role`.
+
+    `logprobs`: one a token, for requests that ask.
+    """
 
     rid: str
     incarnation: int
     position: int
     token_ids: list[int]
     role: int
+    logprobs: list[Logprobs] | None = None
 
 
 class Ready(_Message):

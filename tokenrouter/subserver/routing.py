@@ -10,7 +10,7 @@ import torch
 from tokenrouter.core import FinishReason, Request
 from tokenrouter.engine.base import EngineOutput
 from tokenrouter.interface import Algorithm, BaseRouter, LogitsOutput, RequestView, StepResult
-from tokenrouter.sampling import Draw, sample
+from tokenrouter.sampling import draw_of, logprobs, sample
 from tokenrouter.subserver.lifecycle import Lifecycle
 from tokenrouter.subserver.stats import Stats
 
@@ -26,9 +26,12 @@ class Routing:
     @torch.inference_mode()
     def settle(self, requests: list[Request], output: EngineOutput, stats: Stats) -> None:
         """One proposal for each request, from its row of `output`, and what its router makes of it."""
-        draws = [Draw(r.sampling, r.num_output, r.role) for r in requests]
+        draws = [draw_of(r, self.eos_token_ids) for r in requests]
         tokens = sample(output.logits, draws, self.vocab_size)
         proposals: list[int] = tokens.tolist()
+        for request, row, token in zip(requests, output.logits, proposals, strict=True):
+            if request.sampling.logprobs >= 0:
+                request.told = logprobs(row[: self.vocab_size], token, request.sampling.logprobs)
         views = [RequestView(r, token) for r, token in zip(requests, proposals, strict=True)]
         groups: dict[int, list[int]] = {}
         for row, request in enumerate(requests):
