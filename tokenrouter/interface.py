@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -133,22 +133,37 @@ class Param:
     """A parameter of an algorithm, in a documented range; may come with a request."""
 
     name: str
-    default: float
+    default: float | tuple[float, ...]
     low: float
     high: float
     doc: str
     # A threshold is also spelled `never` and `always`. `sends` says on which side of it a score leaves for the
     # peer, and so which infinity each word is.
     sends: Literal["above", "below"] | None = None
+    per_role: bool = False  # a list of numbers, one for each role, of which one at least is above 0
 
-    def parse(self, value: object) -> float:
-        """The number that `value` stands for; InputError if it is out of range."""
+    def parse(self, value: object, roles: Sequence[str] = ()) -> float | tuple[float, ...]:
+        """The number that `value` stands for, or the numbers; InputError if it is out of range.
+
+        `roles`: the algorithm's, where they are known.
+        """
         if self.sends and value in ("never", "always"):
             return math.inf if (value == "never") == (self.sends == "above") else -math.inf
-        words = ", or never, or always" if self.sends else ""
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.low <= value <= self.high:
-            raise InputError(f"{self.name}={value!r}: allowed is a number in [{self.low:g}, {self.high:g}]{words}")
-        return float(value)
+        span = f"in [{self.low:g}, {self.high:g}]"
+        if self.per_role:
+            if (not isinstance(value, (list, tuple)) or not all(map(self._fits, value)) or not sum(value)
+                    or (roles and len(value) != len(roles))):
+                each = f"each of {list(roles)}" if roles else "each role"
+                raise InputError(f"{self.name}={value!r}: allowed is a list of numbers {span}, one for {each}, not "
+                                 "all 0")
+            return tuple(map(float, value))
+        if not self._fits(value):
+            words = ", or never, or always" if self.sends else ""
+            raise InputError(f"{self.name}={value!r}: allowed is a number {span}{words}")
+        return float(value)  # type: ignore[arg-type]
+
+    def _fits(self, value: object) -> bool:
+        return not isinstance(value, bool) and isinstance(value, (int, float)) and self.low <= value <= self.high
 
 
 class BaseRouter:
@@ -192,7 +207,7 @@ class BaseRouter:
         return peer_req.token_ids
 
     def values(self, name: str, result: StepResult) -> torch.Tensor:
-        """[B] fp32 values of a parameter: each request's own, or this router's."""
+        """[B] fp32 values of a parameter, [B, R] of one per role: each request's own, or this router's."""
         default = getattr(self, name)
         own = [view.params.get(name, default) for view in result.requests]
         return torch.tensor(own, dtype=torch.float32, device=result.next_token_ids.device)
@@ -218,6 +233,7 @@ class EntryContext:
     prompt_ids: Sequence[int]
     seed: int
     params: Mapping[str, Any]
+    roles: tuple[str, ...] = ()  # the algorithm's, filled in by it
 
 
 @dataclass
@@ -239,18 +255,21 @@ class Algorithm:
         """Every parameter that a request may set, by name."""
         return {p.name: p for role in self.roles for p in _class(self.routers[role]).params}
 
-    def parse(self, params: Mapping[str, Any]) -> dict[str, float]:
+    def parse(self, params: Mapping[str, Any]) -> dict[str, float | tuple[float, ...]]:
         """The numbers that a request's parameters stand for; InputError for an unknown one or one out of range."""
         known = self.params
         for name in params:
             if name not in known:
                 raise InputError(f"params.{name}: unknown; allowed for {self.name} is {sorted(known)}")
-        return {name: known[name].parse(value) for name, value in params.items()}
+        return {name: known[name].parse(value, self.roles) for name, value in params.items()}
 
     def router(self, role: str) -> BaseRouter:
         spec = dict(self.routers[role])
         made: BaseRouter = _class(spec)(**{k: v for k, v in spec.items() if k != "_target_"})
         made.roles, made.role = self.roles, self.roles.index(role)
+        for param in made.params:
+            if param.per_role:
+                param.parse(getattr(made, param.name), self.roles)
         return made
 
     def entry_role(self, context: EntryContext) -> int:
@@ -258,7 +277,7 @@ class Algorithm:
             return self.roles.index(self.entry)
         if self._entry is None:
             self._entry = _class(self.entry)(**{k: v for k, v in self.entry.items() if k != "_target_"})
-        return self.roles.index(self._entry(context))
+        return self.roles.index(self._entry(replace(context, roles=self.roles)))
 
     def destination_role(self, role: int, destination: int) -> int:
         """The role that route's answer `destination` > 0 names, seen from `role`."""

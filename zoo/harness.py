@@ -1,7 +1,7 @@
-"""A cluster in one process: real engines, schedulers, lifecycles and routing, under a schedule that chance brings about.
+"""A cluster in one process: real engines, schedulers and routing, under a schedule that chance brings about.
 
-Processes and sockets are all that is missing. Delivery is FIFO for each pair of subservers, as on a socket, and otherwise
-in any order, so one seed is one interleaving of steps and messages.
+Processes and sockets are all that is missing. Delivery is FIFO for each pair of subservers, as on a socket, and
+otherwise in any order, so one seed is one interleaving of steps and messages.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tokenrouter.server.frontend import EndEvent, Event, Frontend, TokenEvent
 from tokenrouter.subserver import messages as m
 from tokenrouter.subserver.lifecycle import Lifecycle
 from tokenrouter.subserver.loop import Subserver
-from tokenrouter.subserver.policy import make_policy
+from tokenrouter.subserver.policies import make_policy
 from tokenrouter.subserver.routing import Routing
 from tokenrouter.subserver.scheduler import Scheduler
 from tokenrouter.subserver.stats import Stats
@@ -94,8 +94,7 @@ class InProcessCluster:
     def _subserver(self, index: int, chunk_tokens: int, max_batch: int) -> Subserver:
         engine, mailbox = self.engines[index], WireMailbox(index, self.wire, self.inbox)
         batching = self.spec.batching
-        scheduler = Scheduler(engine, make_policy(batching, index), max_batch=max_batch, chunk_tokens=chunk_tokens,
-                              max_wait_s=batching.max_wait_s)
+        scheduler = Scheduler(engine, make_policy(batching, index), max_batch=max_batch, chunk_tokens=chunk_tokens)
         algorithms = [a.build() for a in self.spec.algorithms]
         models = [a.models for a in self.spec.algorithms]
         routers: dict[int, BaseRouter] = {}

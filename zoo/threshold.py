@@ -8,7 +8,7 @@ import torch
 
 from tokenrouter.interface import BaseRouter, StepResult
 
-_COMPARE = {">=": torch.ge, ">": torch.gt, "<": torch.lt}
+_COMPARE = {">=": torch.ge, ">": torch.gt, "<=": torch.le, "<": torch.lt}
 
 
 class Tensors(NamedTuple):
@@ -28,7 +28,7 @@ class ThresholdRouter(BaseRouter):
     """
 
     threshold: float
-    leaves: ClassVar[Literal[">=", ">", "<"]]  # how the score of a request that leaves stands to the threshold
+    leaves: ClassVar[Literal[">=", ">", "<=", "<"]]  # how the score of a request that leaves stands to the threshold
 
     def score(self, tensors: Tensors, params: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """[B] scores in [0, 1], a pure function; `params` are the [B] values of the declared parameters."""

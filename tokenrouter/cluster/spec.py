@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from tokenrouter.core import InputError
-from tokenrouter.interface import Algorithm
+from tokenrouter.interface import Algorithm, EntryContext
 
 
 class ModelSpec(msgspec.Struct, kw_only=True):
@@ -107,6 +107,7 @@ class ClusterSpec(msgspec.Struct, kw_only=True):
                 algorithm.router(role)  # parameters are checked by building it
             if isinstance(spec.entry, str) and spec.entry not in spec.roles:
                 raise InputError(f"algo.entry={spec.entry!r}: allowed is one of {spec.roles}")
+            algorithm.entry_role(EntryContext([0], 0, {}))  # a rule's parameters are checked by asking it
 
 
 class SubserverSpec(msgspec.Struct, kw_only=True):

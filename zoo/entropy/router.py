@@ -17,7 +17,8 @@ def normalised_entropy(logits: torch.Tensor) -> torch.Tensor:
     """
     log_probs = torch.log_softmax(logits.float(), dim=-1)
     terms = log_probs.exp() * log_probs.clamp(min=torch.finfo(torch.float32).min)
-    return (-terms.sum(dim=-1) / math.log(logits.shape[-1])).nan_to_num(nan=1.0)
+    entropies = -terms.sum(dim=-1) / math.log(logits.shape[-1])
+    return entropies.nan_to_num(nan=1.0).clamp(0.0, 1.0)  # rounding must not lift a uniform row above 1
 
 
 class EntropySmall(ThresholdRouter):
