@@ -33,8 +33,10 @@ class Measurement:
     reports: list[dict[str, Any]]
 
 
-def execute(values: Mapping[str, Any], folder: Path, out: Console, err: Console) -> Trace:
-    """Run the resolved configuration `values`; its files go to `folder`.
+def execute(
+    values: Mapping[str, Any], folder: Path, out: Console, err: Console, command: str | None = None
+) -> Trace:
+    """Run the resolved configuration `values`, which `command` gave; its files go to `folder`.
 
     A run that failed or was interrupted leaves what it has, marked invalid: see the trace's `stopped`. Raises
     InputError for bad input, and RuntimeError or KeyboardInterrupt when it ends before anything was measured.
@@ -55,7 +57,7 @@ def execute(values: Mapping[str, Any], folder: Path, out: Console, err: Console)
                 measured = measure(plan, service, watch)
         if isinstance(measured.trace.stopped, RuntimeError):  # said at once: grading what there is takes a moment
             err.print(f"error: {measured.trace.stopped}", highlight=False, markup=False, soft_wrap=True)
-        rows, summary = conclude(plan, measured, folder)
+        rows, summary = conclude(plan, measured, folder, command)
         logger.finish(summary, rows, folder)
     out.print(result_table(summary, folder))
     return measured.trace
@@ -79,7 +81,9 @@ def measure(plan: Plan, service: Service, watch: Callable[[Progress], None]) -> 
     return Measurement(trace, list(service.models), reports)
 
 
-def conclude(plan: Plan, measured: Measurement, folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def conclude(
+    plan: Plan, measured: Measurement, folder: Path, command: str | None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Grade and write; returns what requests.jsonl and summary.json hold."""
     trace = measured.trace
     texts = texts_of(trace.records, plan.tokenizer)
@@ -90,7 +94,7 @@ def conclude(plan: Plan, measured: Measurement, folder: Path) -> tuple[list[dict
     except KeyboardInterrupt as stopped:
         trace.stopped = trace.stopped or stopped
     rows = request_rows(trace, texts, grades)
-    summary = summarise(plan, trace, measured.models, measured.reports, grades)
+    summary = summarise(plan, trace, measured.models, measured.reports, grades, command)
     write_requests(folder, rows)
     write_summary(folder, summary)
     write_perfetto(folder / "timeline.json.gz", trace, measured.reports, plan.roles)

@@ -20,14 +20,15 @@ from tokenrouter.paths import resolve
 _ROOT = Path(__file__).parents[1]
 
 
-def provenance(plan: Plan) -> dict[str, Any]:
-    """The provenance of a summary; every field a plain value.
+def provenance(plan: Plan, command: str | None) -> dict[str, Any]:
+    """The provenance of a summary; every field a plain value. `command`: what gave it, None if it was no command.
 
     `config_hash` stands for all settings that can change a result, `models_hash` for all models of the group, used or
     not, so that algorithms with different roles can be compared.
     """
     sha, dirty = _git()
     return {
+        "command": command,
         "evidence": "emulated" if plan.config.engine.kind == "emulated" else "measured",
         "data_source": plan.workload.data_source,
         "data_version": plan.workload.version,

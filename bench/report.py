@@ -1,28 +1,24 @@
 """report.html: a run to look at. One file that needs no network, light or dark as the reader's system is."""
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import jinja2
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from transformers import PreTrainedTokenizerBase
 
+from bench.charts import COLOURS, svg
 from bench.files import write_text
 from bench.metrics import e2el_ms, ttft_ms
 from bench.records import Record, Trace
 from bench.table import result_rows
 from bench.timeline import Span, steps, turns
 
-COLOURS = ("#2a78b8", "#d1731f", "#3d9a63", "#a35cc0", "#b84a5a")  # by role; told apart on light and on dark
-_INK = "#808081"  # stands in the charts for the text's colour, which the page sets
 _TEXTS, _LANES = 12, 24  # requests shown as text, and in the timeline
 _WINDOW_STEPS = 60  # steps of the slowest subserver that the timeline spans
 
@@ -85,7 +81,7 @@ def _distribution(values: Mapping[str, Sequence[float]]) -> str:
         if len(values) > 1:
             axes.legend(frameon=False)
 
-    return _svg(draw)
+    return svg(draw)
 
 
 def _over_time(done: Sequence[Record], trace: Trace) -> str:
@@ -103,7 +99,7 @@ def _over_time(done: Sequence[Record], trace: Trace) -> str:
         axes.set_ylim(bottom=0)
         axes.set_xlabel("seconds")
 
-    return _svg(draw)
+    return svg(draw)
 
 
 def _batches(histograms: Mapping[str, Mapping[str, int]]) -> str:
@@ -120,21 +116,7 @@ def _batches(histograms: Mapping[str, Mapping[str, int]]) -> str:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend(frameon=False)
 
-    return _svg(draw)
-
-
-def _svg(draw: Callable[[Axes], None]) -> str:
-    """An inline drawing without a background, in the page's font and text colour."""
-    ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK)
-    with mpl.rc_context({"svg.fonttype": "none", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
-                         "font.family": "sans-serif", **ink}):
-        figure = Figure(figsize=(4.2, 2.4), layout="constrained")
-        axes = figure.subplots()
-        draw(axes)
-        text = io.StringIO()
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    svg = text.getvalue()
-    return svg[svg.index("<svg"):].replace(_INK, "currentColor")
+    return svg(draw)
 
 
 def _timeline(

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
-def run(config: DictConfig, folder: Path) -> int:
+def run(config: DictConfig, folder: Path, overrides: Sequence[str]) -> int:
     """One run; returns its exit code. Every error is one line on standard error."""
     from bench.driver import execute  # heavy imports, which a mistyped override need not wait for
     from tokenrouter.core import InputError
@@ -31,7 +33,7 @@ def run(config: DictConfig, folder: Path) -> int:
     out, err = Console(), Console(stderr=True)
     try:
         values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        trace = execute(values, folder, out, err)
+        trace = execute(values, folder, out, err, shlex.join(["python", "bench/run.py", *overrides]))
         if isinstance(trace.stopped, KeyboardInterrupt):
             raise trace.stopped
         return FAILED if trace.stopped or not any(record.completed for record in trace.records) else DONE
@@ -53,7 +55,8 @@ def main() -> int:
 
     @hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="config")
     def job(config: DictConfig) -> None:
-        codes.append(run(config, Path(HydraConfig.get().runtime.output_dir)))
+        hydra_config = HydraConfig.get()
+        codes.append(run(config, Path(hydra_config.runtime.output_dir), hydra_config.overrides.task))
 
     def terminated(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -25,7 +25,7 @@ _BRIEF = ("mean", "p50", "p99")
 
 def summarise(
     plan: Plan, trace: Trace, models: Sequence[ModelInfo], reports: Sequence[dict[str, Any]],
-    grades: Sequence[Grade | None],
+    grades: Sequence[Grade | None], command: str | None,
 ) -> dict[str, Any]:
     """`reports`: Service.stats(), empty if the system gives none. `grades`: one a record, None if it was not graded."""
     config, records = plan.config, trace.records
@@ -56,7 +56,7 @@ def summarise(
         "routing": _routing(plan, trace, models, reports),
         "quality": _quality(plan, trace, grades) if _has_answers(plan) else None,
         "validity": _validity(plan, trace, window, duration),
-        "provenance": provenance(plan),
+        "provenance": provenance(plan, command),
     }
 
 
