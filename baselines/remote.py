@@ -1,0 +1,262 @@
+"""A host in a process of its own: behind a pipe, or behind an HTTP server that batches what comes together."""
+from __future__ import annotations
+
+import http.client
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import msgspec
+
+from baselines.host import Ask, Host, Reply
+from baselines.styles import Style
+from tokenrouter.cluster.placement import plan_capacity
+from tokenrouter.cluster.spec import ClusterSpec
+from tokenrouter.core import InputError
+from tokenrouter.engine.base import ModelInfo
+
+
+class _Command(msgspec.Struct, array_like=True, tag=True):
+    pass
+
+
+class _Start(_Command):
+    vocab_size: int
+
+
+class _Step(_Command):
+    asks: list[Ask]
+
+
+class _Append(_Command):
+    asks: list[Ask]
+
+
+class _End(_Command):
+    rids: list[str]
+
+
+class _Ready(msgspec.Struct):
+    """The first message from a host's process: what it has, or why it has nothing."""
+
+    info: ModelInfo | None = None
+    capacity: int = 0
+    port: int = 0
+    error: str = ""
+    bad_input: bool = False
+
+
+_Commands = _Start | _Step | _Append | _End
+LOCALHOST = "127.0.0.1"
+
+
+class RemoteHost:
+    """`Steps` in another process, which is started at once; `ready` waits for the model."""
+
+    def __init__(self, spec: ClusterSpec, role: int, style: Style) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process: BaseProcess = context.Process(
+            target=_run, args=(theirs, msgspec.json.encode(spec), role, msgspec.json.encode(style)), daemon=True,
+            name=f"host-{role}")
+        self._process.start()
+        theirs.close()  # so that its death ends the pipe
+        self.info: ModelInfo
+        self.capacity, self.port = 0, 0
+
+    def ready(self) -> RemoteHost:
+        ready = msgspec.msgpack.decode(self._pipe.recv_bytes(), type=_Ready)
+        if ready.info is None:
+            raise InputError(ready.error) if ready.bad_input else RuntimeError(ready.error)
+        self.info, self.capacity, self.port = ready.info, ready.capacity, ready.port
+        return self
+
+    def start(self, vocab_size: int) -> None:
+        self._send(_Start(vocab_size))
+
+    def step(self, asks: Sequence[Ask]) -> Reply:
+        self._send(_Step(list(asks)))
+        return msgspec.msgpack.decode(self._pipe.recv_bytes(), type=Reply)
+
+    def append(self, asks: Sequence[Ask]) -> None:
+        self._send(_Append(list(asks)))
+        self._pipe.recv_bytes()
+
+    def end(self, rids: Sequence[str]) -> None:
+        self._send(_End(list(rids)))
+
+    def _send(self, command: _Command) -> None:
+        self._pipe.send_bytes(msgspec.msgpack.encode(command))
+
+
+class HttpHost:
+    """`Steps` over HTTP, as clients in many threads use it; the server is in `remote`'s process."""
+
+    def __init__(self, remote: RemoteHost) -> None:
+        self.info, self.capacity = remote.info, remote.capacity
+        self._remote, self._port, self._own = remote, remote.port, threading.local()
+
+    def start(self, vocab_size: int) -> None:
+        self._remote.start(vocab_size)
+
+    def step(self, asks: Sequence[Ask]) -> Reply:
+        return msgspec.json.decode(self._post(_Step(list(asks))), type=Reply)
+
+    def append(self, asks: Sequence[Ask]) -> None:
+        self._post(_Append(list(asks)))
+
+    def end(self, rids: Sequence[str]) -> None:
+        self._post(_End(list(rids)))
+
+    def _post(self, command: _Command) -> bytes:
+        if not hasattr(self._own, "connection"):
+            self._own.connection = http.client.HTTPConnection(LOCALHOST, self._port)
+        self._own.connection.request("POST", "/", msgspec.json.encode(command))
+        response = self._own.connection.getresponse()
+        body: bytes = response.read()
+        if response.status != 200:
+            raise RuntimeError(body.decode())
+        return body
+
+
+def make_host(spec: ClusterSpec, role: int, style: Style) -> Host:
+    """The host of a role, in this process: loads its model."""
+    from tokenrouter.engine import load_engine
+
+    model, engine = spec.models[role], spec.engine
+    options = {**engine.options, "prefix_cache": style.prefix_cache}
+    loaded = load_engine(
+        engine.kind, path=model.path, revision=model.revision, device=model.device, dtype=model.dtype,
+        load_format=model.load_format, capacity_tokens=plan_capacity(spec)[role], **options)
+    algorithm = spec.algorithms[0].build()
+    return Host(loaded, algorithm.router(algorithm.roles[role]), keep=style.keeps(role), logprobs=style.logprobs,
+                chunk_tokens=engine.chunk_tokens)
+
+
+def settle_in(spec: ClusterSpec, role: int) -> None:
+    """This process is the role's: its core, its threads; Ctrl-C is the driver's to handle."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(spec.hardware.threads)
+    if spec.hardware.pin:
+        os.sched_setaffinity(0, {spec.hardware.pin[role % len(spec.hardware.pin)]})
+
+
+def failure(error: Exception) -> _Ready:
+    bad = isinstance(error, InputError)
+    return _Ready(error=str(error) if bad else f"{type(error).__name__}: {error}", bad_input=bad)
+
+
+def _run(pipe: Connection, spec_json: bytes, role: int, style_json: bytes) -> None:
+    """The process's main."""
+    spec, style = msgspec.json.decode(spec_json, type=ClusterSpec), msgspec.json.decode(style_json, type=Style)
+    server = None
+    try:
+        settle_in(spec, role)
+        host = make_host(spec, role, style)
+        if style.hosts == "http":
+            server = _Server(host, spec.engine.max_batch)
+        ready = _Ready(host.info, host.capacity, server.port if server else 0)
+    except Exception as error:
+        pipe.send_bytes(msgspec.msgpack.encode(failure(error)))
+        return
+    pipe.send_bytes(msgspec.msgpack.encode(ready))
+    act: Callable[[Any], Reply | None] = server.act if server else lambda command: _act(host, command)
+    while True:
+        try:
+            command = msgspec.msgpack.decode(pipe.recv_bytes(), type=_Commands)
+        except (EOFError, OSError):
+            return
+        reply = act(command)
+        if isinstance(command, (_Step, _Append)):
+            pipe.send_bytes(msgspec.msgpack.encode(reply))
+
+
+def _act(host: Host, command: Any) -> Reply | None:
+    match command:
+        case _Step():
+            return host.step(command.asks)
+        case _Append():
+            host.append(command.asks)
+        case _End():
+            host.end(command.rids)
+        case _Start():
+            host.start(command.vocab_size)
+    return None
+
+
+class _Server:
+    """HTTP threads that hand what they got to the one thread that steps: all that has come, at once."""
+
+    def __init__(self, host: Host, max_batch: int) -> None:
+        self._host, self._max_batch = host, max_batch
+        self._arrived: queue.SimpleQueue[tuple[Any, Future[Reply | None]]] = queue.SimpleQueue()
+        server = ThreadingHTTPServer((LOCALHOST, 0), self._handler())
+        server.daemon_threads = True
+        self.port: int = server.server_address[1]
+        threading.Thread(target=server.serve_forever, daemon=True, name="http").start()
+        threading.Thread(target=self._work, daemon=True, name="steps").start()
+
+    def act(self, command: Any) -> Reply | None:
+        done: Future[Reply | None] = Future()
+        self._arrived.put((command, done))
+        return done.result()
+
+    def _work(self) -> None:
+        while True:
+            taken = [self._arrived.get()]
+            while not self._arrived.empty() and len(taken) < self._max_batch:
+                taken.append(self._arrived.get())
+            steps = [(command.asks, done) for command, done in taken if isinstance(command, _Step)]
+            try:
+                for command, done in taken:
+                    if not isinstance(command, _Step):
+                        done.set_result(_act(self._host, command))
+                if steps:
+                    self._step(steps)
+            except Exception as error:
+                for _, done in taken:
+                    if not done.done():
+                        done.set_exception(error)
+
+    def _step(self, steps: Sequence[tuple[list[Ask], Future[Reply | None]]]) -> None:
+        """One pass for all; time and tokens are shared out evenly."""
+        reply = self._host.step([ask for asks, _ in steps for ask in asks])
+        place, share = 0, len(steps)
+        for asks, done in steps:
+            answers = reply.answers[place : place + len(asks)]
+            place += len(asks)
+            done.set_result(Reply(answers, reply.compute_s / share, reply.tokens // share))
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        act = self.act
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+            wbufsize = -1
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                try:
+                    code, answer = 200, msgspec.json.encode(act(msgspec.json.decode(body, type=_Commands)))
+                except Exception as error:
+                    code, answer = 500, f"{type(error).__name__}: {error}".encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, format: str, *arguments: Any) -> None:
+                """Not one line a token."""
+
+        return Handler
