@@ -19,18 +19,19 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from tokenrouter.cluster.models import check_vocabularies, load_tokenizer, locate
 from tokenrouter.core import InputError
 from tokenrouter.engine import load_engine
 from tokenrouter.engine.base import Engine
 from tokenrouter.interface import Algorithm
+from tokenrouter.paths import ROOT
 from zoo.tasks.answers import check_kind, extract, plainly_equal, verified
 from zoo.tasks.rows import Task
 from zoo.tasks.workload import Workload, load_workload
 from zoo.walk import Record
-from zoo.weights import ROOT, resolve
 
 GROUPS = ("algo", "models", "workload")
 Options = TypeVar("Options", bound=msgspec.Struct)
@@ -88,28 +89,24 @@ class Setup:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return AutoTokenizer.from_pretrained(_folder(self.config["models"]["tokenizer"]))
+        return load_tokenizer("models.tokenizer", locate("models.tokenizer", self.config["models"]["tokenizer"]))
 
     def model_path(self, role: str) -> str:
         roles = self.config["models"]["roles"]
         if role not in roles:
             raise InputError(f"models={self.config['models']['name']}: has no role {role!r}; allowed is one with it")
-        return _folder(roles[role]["path"])
+        return locate(f"models.roles.{role}.path", roles[role]["path"])
 
     def model_name(self, role: str) -> str:
         return Path(self.model_path(role)).name
 
     def check_vocabularies(self, roles: Iterable[str] | None = None) -> None:
-        """InputError unless all models, of these roles or the algorithm's, map the same tokens to the same ids."""
-        expected = self.tokenizer.get_vocab()
-        for role in roles or self.algorithm.roles:
-            vocab = AutoTokenizer.from_pretrained(self.model_path(role)).get_vocab()
-            if vocab != expected:
-                token = min(t for t in expected.keys() | vocab.keys() if expected.get(t) != vocab.get(t))
-                raise InputError(
-                    f"models.{role}={self.model_path(role)}: {token!r} is {vocab.get(token)} in its vocabulary and "
-                    f"{expected.get(token)} in models.tokenizer's; allowed are models with the same token ids"
-                )
+        """InputError unless the models of these roles (None: the algorithm's) map the same tokens to the same ids."""
+        named = [("models.tokenizer", self.tokenizer)]
+        for role in self.algorithm.roles if roles is None else roles:
+            field = f"models.roles.{role}.path"
+            named.append((field, load_tokenizer(field, self.model_path(role))))
+        check_vocabularies(named)
 
     def engine(self, role: str, sequences: int, max_tokens: int) -> Engine:
         """The role's model, with room for that many sequences of that many tokens and as much again to reuse."""
@@ -162,9 +159,3 @@ def run(main: Callable[[list[str]], None]) -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-
-
-def _folder(path: str) -> str:
-    """A local folder, or the path itself as a hub id."""
-    folder = resolve(path)
-    return str(folder) if folder.is_dir() else path

@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 
 from tokenrouter.core import InputError
 from tokenrouter.interface import ModelContext
-from tokenrouter.paths import ROOT as ROOT
-from tokenrouter.paths import resolve as resolve
+from tokenrouter.paths import resolve
 
 
 def save(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any]) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from tokenrouter.core import InputError
+from tokenrouter.paths import resolve
 from zoo.tasks.rows import Task
-from zoo.weights import resolve
 
 
 class Listed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

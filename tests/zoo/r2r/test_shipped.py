@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tokenrouter.interface import StayRouter
+from tokenrouter.paths import ROOT, resolve
 from zoo import weights
 from zoo.offline import Offline, context_of
 from zoo.quality import measure
@@ -20,13 +21,13 @@ def setup() -> Setup:
 
 
 def curve_of(setup: Setup) -> dict[str, Any]:
-    file = weights.resolve(setup.config["algo"]["weights"]).with_suffix(".json")
+    file = resolve(setup.config["algo"]["weights"]).with_suffix(".json")
     return json.loads(file.read_text())
 
 
 def test_weights_are_small_and_of_this_pair(setup: Setup) -> None:
     path = setup.config["algo"]["weights"]
-    assert weights.resolve(path).stat().st_size < 2_000_000
+    assert resolve(path).stat().st_size < 2_000_000
     _, metadata = weights.load(path, KIND)
     for role in ("small", "large"):
         weights.check_model(path, metadata, role, context_of(setup.engine(role, 1, 64)))
@@ -51,7 +52,7 @@ def test_the_curve_goes_from_the_small_to_the_large_model(setup: Setup) -> None:
 
 
 def test_the_published_figures_are_of_this_router(setup: Setup) -> None:
-    published = json.loads((weights.ROOT / "results/quality/tiny.json").read_text())
+    published = json.loads((ROOT / "results/quality/tiny.json").read_text())
     rows = published["algorithms"]
     assert published["problems"] >= 1000 and "test" in published["data"]
     assert rows["r2r"]["threshold"] == setup.config["algo"]["threshold"]
