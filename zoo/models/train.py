@@ -89,7 +89,7 @@ RECIPES = {
         heads=4,
         kv_heads=2,
         intermediate=352,
-        stages=(Stage(4, 7_000_000, drills=0.2), Stage(4, 7_000_000, drills=0.6, rate=0.6, again=2)),
+        stages=(Stage(4, 7_000_000, drills=0.2), Stage(4, 3_000_000, drills=0.5, rate=0.6, again=1)),
     ),
     "large": Recipe(
         160,
