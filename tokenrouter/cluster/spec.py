@@ -39,12 +39,16 @@ class AlgorithmSpec(msgspec.Struct, kw_only=True):
 class BatchingSpec(msgspec.Struct, kw_only=True):
     """Launch policy. `B`: one threshold a subserver, in the order of the models; only `fixed` reads it.
 
-    `max_wait_s` is the last resort against a batch that never fills; healthy runs never reach it (counted).
+    `max_wait_s` is the last resort against a batch that never fills; healthy runs never reach it (counted). `slo_ms`
+    bounds what `slo` lets a request wait for others. `launch_log`: report every decision and what it depended on.
+    `step_sync` and `model_sync` are the synchronous systems that the others are compared with.
     """
 
-    policy: Literal["eager", "fixed"] = "eager"
+    policy: Literal["eager", "fixed", "optimal", "hold", "slo", "step_sync", "model_sync"] = "eager"
     B: list[int] = []
     max_wait_s: float = 1.0
+    slo_ms: float = 30.0
+    launch_log: bool = False
 
 
 class EngineSpec(msgspec.Struct, kw_only=True):
@@ -84,6 +88,11 @@ class ClusterSpec(msgspec.Struct, kw_only=True):
             raise InputError(f"batching.B={B}: allowed is {count} numbers >= 1, one for each subserver")
         if self.batching.max_wait_s <= 0:
             raise InputError(f"batching.max_wait_s={self.batching.max_wait_s}: allowed is a time > 0 in seconds")
+        if self.batching.slo_ms <= 0:
+            raise InputError(f"batching.slo_ms={self.batching.slo_ms}: allowed is a time > 0 in milliseconds")
+        if self.batching.policy in ("step_sync", "model_sync") and len(self.algorithms) > 1:
+            raise InputError(f"batching.policy={self.batching.policy}: allowed is one algorithm at a time, these are "
+                             f"{len(self.algorithms)}")
         for name in ("max_batch", "chunk_tokens"):
             if getattr(self.engine, name) < 1:
                 raise InputError(f"engine.{name}={getattr(self.engine, name)}: allowed is >= 1")

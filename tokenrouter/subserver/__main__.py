@@ -1,12 +1,11 @@
 """One subserver's process: `python -m tokenrouter.subserver SPEC.json`, started by tokenrouter.cluster."""
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
-import signal
 import sys
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,12 @@ from tokenrouter.cluster.spec import SubserverSpec
 from tokenrouter.core import InputError
 from tokenrouter.subserver import messages as m
 from tokenrouter.subserver.mailbox import Mailbox
-
-PR_SET_PDEATHSIG = 1
+from tokenrouter.subserver.process import die_with_parent
 
 
 def main(path: str) -> int:
     spec = msgspec.json.decode(Path(path).read_bytes(), type=SubserverSpec)
-    _die_with_parent()
+    die_with_parent()
     if spec.core is not None:
         os.sched_setaffinity(0, {spec.core})
     mailbox = Mailbox(spec.index, spec.epoch, spec.addresses[spec.index],
@@ -47,12 +45,14 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
     from tokenrouter.interface import ModelContext
     from tokenrouter.subserver.lifecycle import Lifecycle
     from tokenrouter.subserver.loop import Subserver
-    from tokenrouter.subserver.policy import make_policy
+    from tokenrouter.subserver.planner import PlannerProcess
+    from tokenrouter.subserver.policies import make_policy
     from tokenrouter.subserver.routing import Routing
     from tokenrouter.subserver.scheduler import Scheduler
     from tokenrouter.subserver.stats import Stats
 
     model, engine_spec, batching = spec.cluster.models[spec.index], spec.cluster.engine, spec.cluster.batching
+    policy = make_policy(batching, spec.index, lambda: PlannerProcess(batching.policy))
     engine = load_engine(engine_spec.kind, path=model.path, revision=model.revision, device=model.device,
                          dtype=model.dtype, load_format=model.load_format, capacity_tokens=spec.capacity_tokens,
                          **engine_spec.options)
@@ -72,17 +72,25 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
     if start is None:
         return
 
-    scheduler = Scheduler(engine, make_policy(batching, spec.index), max_batch=engine_spec.max_batch,
-                          chunk_tokens=engine_spec.chunk_tokens, max_wait_s=batching.max_wait_s)
+    scheduler = Scheduler(engine, policy, max_batch=engine_spec.max_batch, chunk_tokens=engine_spec.chunk_tokens)
     stats = Stats()
 
     def control(command: str) -> dict[str, Any]:
         if command == "stats":
             return stats.report() | {
                 "role": {algorithms[i].name: router.role for i, router in routers.items()},
-                "threshold_B": scheduler.threshold(len(lifecycle.active)),
+                "active": len(lifecycle.active), "ready": len(scheduler.ready),
+                "pending": len(scheduler.requests) - len(scheduler.ready),
+                "kv_total_tokens": engine.capacity().total,
+                "kv_used_tokens": engine.capacity().total - engine.capacity().free,
+                "threshold_B": policy.threshold(Counter(lifecycle.active.values())),
+                "launches": msgspec.to_builtins(policy.log),
                 **msgspec.to_builtins(scheduler.counters), "engine": msgspec.to_builtins(engine.counters),
             }
+        if command == "take_stats":
+            report = control("stats")
+            control("reset_stats")
+            return report
         if command == "reset_stats":
             stats.__init__()  # type: ignore[misc]
         elif command == "flush_cache":
@@ -115,13 +123,6 @@ def _await_start(mailbox: Mailbox) -> m.Start | None:
 def _parent_watch() -> Any:
     parent = os.getppid()
     return lambda: os.getppid() == parent
-
-
-def _die_with_parent() -> None:
-    """No orphan may stay behind, however the parent ends; Ctrl-C is the parent's to handle."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

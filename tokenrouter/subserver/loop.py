@@ -12,8 +12,10 @@ from tokenrouter.core import Request, Status
 from tokenrouter.engine.base import Engine, Row
 from tokenrouter.subserver.lifecycle import Lifecycle
 from tokenrouter.subserver.mailbox import Mailbox
+from tokenrouter.subserver.messages import Scheduling
+from tokenrouter.subserver.policy import Step
 from tokenrouter.subserver.routing import Routing
-from tokenrouter.subserver.scheduler import Scheduler
+from tokenrouter.subserver.scheduler import SHORT_APPEND, Scheduler
 from tokenrouter.subserver.stats import Stats
 
 IDLE_POLL_S = 0.1  # how soon an idle subserver notices that its parent is gone
@@ -22,21 +24,23 @@ IDLE_POLL_S = 0.1  # how soon an idle subserver notices that its parent is gone
 class Subserver:
     def __init__(self, engine: Engine, mailbox: Mailbox, scheduler: Scheduler, lifecycle: Lifecycle,
                  routing: Routing, stats: Stats, alive: Callable[[], bool]) -> None:
-        self.engine, self.mailbox, self.scheduler = engine, mailbox, scheduler
+        self.engine, self.mailbox, self.scheduler, self.policy = engine, mailbox, scheduler, scheduler.policy
         self.lifecycle, self.routing, self.stats, self.alive = lifecycle, routing, stats, alive
+        self.policy.bind(mailbox, lifecycle.models)
 
     def run(self) -> None:
         """Serve until told to stop, or until the parent process is gone."""
         while not self.lifecycle.stopping and self.alive():
             if not self.turn():
-                self.receive(IDLE_POLL_S)
+                patience_s = self.scheduler.patience_s(self.lifecycle.active.values(), time.perf_counter())
+                self.receive(min(max(patience_s, 1e-3), IDLE_POLL_S))
 
     def turn(self) -> bool:
         """Once through the three stages; False if there was nothing to run."""
         start = time.perf_counter()
         self.receive()
         batch = self.scheduler.assemble() if self.may_launch() else []
-        compute_s = self.step(batch) if batch else 0.0
+        compute_s = self.step(batch, start) if batch else 0.0
         self.mailbox.flush()
         if batch:
             tokens = sum(len(row.token_ids) for _, row in batch)
@@ -46,24 +50,31 @@ class Subserver:
     def receive(self, timeout_s: float = 0.0) -> None:
         """Everything that has arrived, whole bursts, before any launch is decided."""
         for sender, message in self.mailbox.receive(timeout_s):
-            self.lifecycle.handle(sender, message)
+            if isinstance(message, Scheduling):
+                self.policy.receive(sender, message, time.perf_counter())
+            else:
+                self.lifecycle.handle(sender, message)
 
     def may_launch(self) -> bool:
-        return self.scheduler.may_launch(len(self.lifecycle.active), time.perf_counter())
+        return self.scheduler.may_launch(self.lifecycle.active.values(), time.perf_counter())
 
-    def step(self, batch: list[tuple[Request, Row]]) -> float:
+    def step(self, batch: list[tuple[Request, Row]], start: float) -> float:
         """One forward pass, then each complete row is routed, and accepted, discarded or handed over."""
-        started = time.perf_counter()
+        decode = all(len(row.token_ids) <= SHORT_APPEND for _, row in batch)
+        self.policy.launching(len(batch), decode)
+        self.mailbox.flush()
+        launched = time.perf_counter()
         output = self.engine.step([row for _, row in batch])
         complete = []
         for request, row in batch:
             request.kv_len += len(row.token_ids)
             if not request.admitted:
                 request.admitted = True
-                self.stats.admission_ms.append((started - request.arrived) * 1e3)
+                self.stats.admission_ms.append((launched - request.arrived) * 1e3)
             if row.num_logits:
                 request.status = Status.RUNNING
                 complete.append(request)
-        if complete:
-            self.routing.settle(complete, output, self.stats)
+        moves = self.routing.settle(complete, output, self.stats) if complete else []
+        now = time.perf_counter()
+        self.policy.landed(Step(len(batch), moves, (now - start) * 1e3, decode, len(self.lifecycle.active)), now)
         return output.compute_s

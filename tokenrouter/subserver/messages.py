@@ -5,7 +5,7 @@ an envelope carries its sender and the sender's epoch; what is stale is dropped 
 """
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -91,6 +91,63 @@ class Ended(_Message):
     error: str | None = None
 
 
+class Launched(_Message):
+    """Subserver -> peers, under the hold rule: a batch of that many requests runs here for about that long from now.
+
+    Durations travel, as clocks differ across hosts.
+    """
+
+    batch: int
+    duration_s: float
+
+
+class Landed(_Message):
+    """Subserver -> peers: the batch last announced is done; who left for the receiver is in the same envelope."""
+
+
+class Figures(_Message):
+    """Subserver -> peers, now and then: what it measures of its model in service.
+
+    P[j], C[j]: share of the routed rows that went to subserver j, and mean tokens committed then. A step of b requests
+    takes base_ms + b * slope_ms. `steps`: how many have been measured.
+    """
+
+    steps: int
+    P: list[float]
+    C: list[float]
+    base_ms: float
+    slope_ms: float
+
+    def step_ms(self, batch: float) -> float:
+        return self.base_ms + batch * self.slope_ms
+
+
+class Plan(_Message):
+    """Author -> peers: thresholds B of all subservers, for `active` requests and these figures.
+
+    The greatest (version, author) is in force everywhere.
+    """
+
+    version: int
+    author: int
+    active: int
+    B: tuple[int, ...]
+    figures: tuple[Figures, ...]
+
+
+class Round(_Message):
+    """Subserver -> peers, where steps are synchronous: it begins round `number`, has nothing to run, or has ended."""
+
+    number: int
+    stage: Literal["begin", "pass", "end"]
+
+
+class Baton(_Message):
+    """Holder -> next holder, where one model runs at a time. `waiting`: requests known to wait at each subserver."""
+
+    waiting: list[int]
+
+
 class Tokens(_Message):
     """Committer -> front end: accepted tokens from output position `position` on, all written by `role`.
 
@@ -142,8 +199,11 @@ class Report(_Message):
     body: dict[str, Any]
 
 
+Scheduling = Launched | Landed | Figures | Plan | Round | Baton
+"""What launch policies tell each other."""
 Message = (
     Submit | Abort | Handoff | Resend | Admitted | Ended | Tokens | Ready | Start | Failed | Control | Report
+    | Scheduling
 )
 
 

@@ -24,8 +24,11 @@ class Routing:
         self.eos_token_ids, self.vocab_size = eos_token_ids, vocab_size
 
     @torch.inference_mode()
-    def settle(self, requests: list[Request], output: EngineOutput, stats: Stats) -> None:
-        """One proposal for each request, from its row of `output`, and what its router makes of it."""
+    def settle(self, requests: list[Request], output: EngineOutput, stats: Stats) -> list[tuple[int, int]]:
+        """One proposal for each request, from its row of `output`, and what its router makes of it.
+
+        Returns for each the subserver that writes its next token, and the tokens committed.
+        """
         draws = [draw_of(r, self.eos_token_ids) for r in requests]
         tokens = sample(output.logits, draws, self.vocab_size)
         proposals: list[int] = tokens.tolist()
@@ -36,13 +39,15 @@ class Routing:
         groups: dict[int, list[int]] = {}
         for row, request in enumerate(requests):
             groups.setdefault(request.algorithm, []).append(row)
+        moves = []
         for algorithm, rows in groups.items():
             destinations = self._route(algorithm, rows, tokens, output, views)
             for row, destination in zip(rows, destinations, strict=True):
                 if destination == 0:
-                    self._stay(requests[row], proposals[row], stats)
+                    moves.append(self._stay(requests[row], proposals[row], stats))
                 else:
-                    self._leave(requests[row], proposals[row], views[row], destination, stats)
+                    moves.append(self._leave(requests[row], proposals[row], views[row], destination, stats))
+        return moves
 
     def _route(self, algorithm: int, rows: list[int], tokens: torch.Tensor, output: EngineOutput,
                views: list[RequestView]) -> list[int]:
@@ -59,14 +64,16 @@ class Routing:
             raise ValueError(f"{type(router).__name__}.route answered {len(destinations)} rows for {len(rows)}")
         return [int(d) for d in destinations]
 
-    def _stay(self, request: Request, token: int, stats: Stats) -> None:
+    def _stay(self, request: Request, token: int, stats: Stats) -> tuple[int, int]:
         algorithm = self.algorithms[request.algorithm]
         stats.transition(algorithm.name, len(algorithm.roles), request.role, 1)
         self.lifecycle.commit(request, token)
         if reason := self._finish_reason(request, token):
             self.lifecycle.end(request, reason)
+        return self.lifecycle.index, 1
 
-    def _leave(self, request: Request, token: int, view: RequestView, destination: int, stats: Stats) -> None:
+    def _leave(self, request: Request, token: int, view: RequestView, destination: int,
+               stats: Stats) -> tuple[int, int]:
         algorithm = self.algorithms[request.algorithm]
         target = algorithm.destination_role(request.role, destination)
         view.destination = destination
@@ -76,12 +83,14 @@ class Routing:
             raise ValueError(f"{algorithm.name}: send answered loc={message.loc} with {len(request.ids)} ids accepted: "
                              "allowed is that (proposal discarded) or one more (kept)")
         stats.transition(algorithm.name, len(algorithm.roles), target, committed)
+        move = self.lifecycle.models[request.algorithm][target], committed
         if committed:
             self.lifecycle.commit(request, token)
             if reason := self._finish_reason(request, token):
                 self.lifecycle.end(request, reason)
-                return
+                return move
         self.lifecycle.hand_over(request, target, message, discarded=1 - committed)
+        return move
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
         sampling = request.sampling

@@ -1,36 +1,40 @@
 """Which requests the next step runs, and whose KV makes room for them."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from tokenrouter.core import Request, Status
 from tokenrouter.engine.base import Engine, Row
-from tokenrouter.subserver.policy import LaunchPolicy
+from tokenrouter.subserver.policy import LaunchPolicy, Verdict
 
 # A resume or a first handoff of a few tokens costs about a decode; longer appends share the chunk budget.
 SHORT_APPEND = 16
 
 
 @dataclass(slots=True)
-class Counters:
+class SchedulerCounters:
     evictions: int = 0  # KV taken from requests that are away
     preemptions: int = 0  # KV taken from requests that are here
     timeouts: int = 0  # launches below the threshold after max_wait_s: zero in healthy runs
+    deadlines: int = 0  # launches below the threshold to keep the admission delay that was promised
+    holds: int = 0  # batches that were ready and waited for more to return
 
 
 class Scheduler:
     """The requests of one subserver. `ready` are here, in order of first arrival; `away` are at a peer."""
 
-    def __init__(self, engine: Engine, policy: LaunchPolicy, *, max_batch: int, chunk_tokens: int,
-                 max_wait_s: float) -> None:
+    def __init__(self, engine: Engine, policy: LaunchPolicy, *, max_batch: int, chunk_tokens: int) -> None:
         self.engine, self.policy = engine, policy
-        self.max_batch, self.chunk_tokens, self.max_wait_s = max_batch, chunk_tokens, max_wait_s
+        self.max_batch, self.chunk_tokens = max_batch, chunk_tokens
         self.requests: dict[str, Request] = {}
         self.ready: dict[str, Request] = {}
         self.away: dict[str, Request] = {}  # with KV resident, the longest away first
-        self.counters = Counters()
+        self.counters = SchedulerCounters()
         self._arrivals = 0
+        self._holding = False
 
     def add(self, request: Request, now: float) -> None:
         """A request that this subserver has not seen: it is here, and waits for its first step."""
@@ -68,33 +72,18 @@ class Scheduler:
             self.engine.free(request.rid, request.ids[: request.kv_len])
             request.resident = False
 
-    def threshold(self, active: int) -> int:
-        return min(self.policy.threshold(active), self.max_batch)
+    def may_launch(self, active: Iterable[int], now: float) -> bool:
+        """Whether to make a step now. `active`: the algorithm of each request in the system that can come here."""
+        verdict = self.policy.ask(ReadyQueue(self, active, now), now)
+        self.counters.timeouts += verdict is Verdict.TIMEOUT
+        self.counters.deadlines += verdict is Verdict.DEADLINE
+        self.counters.holds += verdict is Verdict.HOLD and not self._holding
+        self._holding = verdict is Verdict.HOLD
+        return verdict.launches
 
-    def may_launch(self, active: int, now: float) -> bool:
-        """The gate of delayed batching. New prompts pass it; all else counts towards B_i."""
-        if not self.ready:
-            return False
-        threshold = self.threshold(active)
-        if len(self.ready) >= threshold:
-            return True
-        if any(request.status is Status.WAITING and request.role == request.entry for request in self.ready.values()):
-            return True
-        if self._memory_is_full():
-            return True
-        if now - min(request.arrived for request in self.ready.values()) >= self.max_wait_s:
-            self.counters.timeouts += 1
-            return True
-        return False
-
-    def _memory_is_full(self) -> bool:
-        """Waiting for one more would be in vain: it could not be admitted together with those that are ready."""
-        needs = [self._pages(request) for request in self.ready.values()]
-        capacity = self.engine.capacity()
-        return sum(needs) + max(needs) > capacity.total // capacity.page_size
-
-    def _pages(self, request: Request) -> int:
-        return -(-len(request.ids) // self.engine.capacity().page_size)
+    def patience_s(self, active: Iterable[int], now: float) -> float:
+        """How soon the policy wants to be asked again if nothing arrives."""
+        return self.policy.patience_s(ReadyQueue(self, active, now), now)
 
     def assemble(self) -> list[tuple[Request, Row]]:
         """The next batch: everything that is ready and fits, the earliest arrivals first."""
@@ -151,3 +140,32 @@ class Scheduler:
         self.engine.free(request.rid, request.ids[: request.kv_len])
         request.resident, request.kv_len = False, 0
         self.away.pop(request.rid, None)
+
+
+class ReadyQueue:
+    """What a launch policy is shown (tokenrouter.subserver.policy.Queue), worked out only when it looks."""
+
+    def __init__(self, scheduler: Scheduler, active: Iterable[int], now: float) -> None:
+        self._scheduler, self._active, self._now = scheduler, active, now
+        self.ready = len(scheduler.ready)
+        self.most = scheduler.max_batch
+
+    @cached_property
+    def active(self) -> Mapping[int, int]:
+        return Counter(self._active)
+
+    @cached_property
+    def prompt(self) -> bool:
+        ready = self._scheduler.ready.values()
+        return any(request.status is Status.WAITING and request.role == request.entry for request in ready)
+
+    @cached_property
+    def full(self) -> bool:
+        """Waiting for one more would be in vain: it could not be admitted together with those that are ready."""
+        capacity = self._scheduler.engine.capacity()
+        needs = [-(-len(request.ids) // capacity.page_size) for request in self._scheduler.ready.values()]
+        return sum(needs) + max(needs) > capacity.total // capacity.page_size
+
+    @cached_property
+    def waited_s(self) -> float:
+        return self._now - min(request.arrived for request in self._scheduler.ready.values())

@@ -165,7 +165,7 @@ def _router(spec: Spec) -> Callable[[tuple[tuple[int, int], ...]], Outcomes]:
     @cache
     def routed(ending: tuple[tuple[int, int], ...]) -> Outcomes:
         (model, batch), rest = ending[0], ending[1:]
-        own = tuple(_multinomial(batch, spec.P[model]))
+        own = tuple(multinomial(batch, spec.P[model]))
         if not rest:
             return own
         total: dict[tuple[int, ...], float] = {}
@@ -178,14 +178,15 @@ def _router(spec: Spec) -> Callable[[tuple[tuple[int, int], ...]], Outcomes]:
     return routed
 
 
-def _multinomial(n: int, row: tuple[float, ...]) -> Iterator[tuple[tuple[int, ...], float]]:
+def multinomial(n: int, row: tuple[float, ...]) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Where n requests go, and its probability, for each outcome of a step routed by `row`."""
     if len(row) == 1:
         if n == 0 or row[0] > 0:
             yield (n,), row[0] ** n
         return
     for first in range(n + 1 if row[0] > 0 else 1):
         weight = comb(n, first) * row[0] ** first
-        for others, p in _multinomial(n - first, row[1:]):
+        for others, p in multinomial(n - first, row[1:]):
             yield (first, *others), weight * p
 
 

@@ -1,0 +1,130 @@
+"""Thresholds that follow what is measured: paper section 4.3, in service and without a coordinator.
+
+Each subserver measures its own P and L and tells its peers now and then. The one whose figures, or whose count of
+requests, have drifted from those of the plan in force has a new plan worked out by a process of its own (planner.py)
+and tells everybody. The latest plan is in force as soon as it is heard; thresholds for another number of requests are
+scaled from it at once, so B follows the count without waiting for anybody.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from tokenrouter.cluster.spec import BatchingSpec
+from tokenrouter.subserver import messages as m
+from tokenrouter.subserver.measure import Measured, drift
+from tokenrouter.subserver.policy import LaunchPolicy, Queue, Sender, Step, Verdict, scaled, shrunk
+
+TELL_EVERY = 16  # steps between two messages of figures, and before the first plan
+SMALL_DRIFT = 0.05  # costs less than 1 % of throughput: no reason for a new plan
+PATIENCE = 10.0  # drift times steps that a plan is kept in spite of it: 20 steps where figures are half off
+ASK_EVERY_S = 0.5  # a planner must not compute all the time
+
+
+class Planner(Protocol):
+    """Works out thresholds, elsewhere; one question at a time."""
+
+    @property
+    def free(self) -> bool: ...
+
+    def ask(self, active: int, figures: Sequence[m.Figures], start: Sequence[int] | None) -> None: ...
+
+    def answer(self) -> tuple[int, ...] | None:
+        """The thresholds that were asked for, once; None as long as there are none. Never waits."""
+
+
+class Controller:
+    """The plan in force, and the figures that plans are made of. Without a planner it only listens."""
+
+    def __init__(self, index: int, planner: Planner | None) -> None:
+        self.index, self.planner = index, planner
+        self.plan: m.Plan | None = None
+
+    def bind(self, count: int) -> None:
+        """Of `count` subservers in all."""
+        self.measured = Measured(self.index, count)
+        self.figures: list[m.Figures | None] = [None] * count
+        self._asked_at, self._planned_at = -math.inf, 0
+
+    def landed(self, step: Step, now: float) -> m.Figures | m.Plan | None:
+        """After each step: what there is to tell, if anything."""
+        self.measured.add(step)
+        if self.planner is not None and (B := self.planner.answer()) is not None:
+            active, figures = self._question
+            version = self.plan.version + 1 if self.plan else 1
+            return m.Plan(version, self.index, active, B, figures)
+        if not self.measured.known or self.measured.steps % TELL_EVERY:
+            return None
+        own = self.figures[self.index] = self.measured.figures()
+        known = [figures for figures in self.figures if figures is not None]
+        if self.planner and self.planner.free and len(known) == len(self.figures) and self._due(own, step.active, now):
+            self._asked_at, self._question = now, (step.active, tuple(known))
+            self.planner.ask(step.active, known, self.plan and scaled(self.plan.B, self.plan.active, step.active))
+        return own
+
+    def _due(self, own: m.Figures, active: int, now: float) -> bool:
+        if active < 2 or now - self._asked_at < ASK_EVERY_S:
+            return False
+        if self.plan is None:
+            return True
+        off = max(drift(own, self.plan.figures[self.index], self.measured.mean_batch),
+                  abs(active / self.plan.active - 1))
+        return off > SMALL_DRIFT and off * (self.measured.steps - self._planned_at) >= PATIENCE
+
+    def hear(self, sender: int, message: m.Figures | m.Plan) -> m.Plan | None:
+        """Returns the plan in force if the sender should know it."""
+        if isinstance(message, m.Figures):
+            self.figures[sender] = message
+        elif self.plan is None or (message.version, message.author) > (self.plan.version, self.plan.author):
+            self.plan, self._planned_at = message, self.measured.steps
+        elif message != self.plan:
+            return self.plan
+        return None
+
+
+class Planned(LaunchPolicy):
+    """The B that are best by the throughput model for what is measured; eager until the first plan."""
+
+    def __init__(self, spec: BatchingSpec, index: int, planner: Planner | None) -> None:
+        super().__init__(spec, index)
+        self.controller = Controller(index, planner)
+
+    def bind(self, mailbox: Sender, models: Sequence[Sequence[int]]) -> None:
+        super().bind(mailbox, models)
+        self.controller.bind(max([self.index, *self.peers]) + 1)
+
+    def thresholds(self, active: int) -> tuple[int, ...]:
+        """B of all subservers for that many requests, before each algorithm's own count bounds them."""
+        plan = self.controller.plan
+        return scaled(plan.B, plan.active, active) if plan else (1,) * len(self.controller.figures)
+
+    def threshold(self, active: Mapping[int, int]) -> int:
+        return shrunk(self.thresholds(sum(active.values())), self.index, self.models, active)
+
+    def landed(self, step: Step, now: float) -> None:
+        message = self.controller.landed(step, now)
+        if isinstance(message, m.Plan):
+            self.receive(self.index, message, now)
+        if message is not None:
+            self.tell(message)
+
+    def hear(self, sender: int, message: m.Scheduling, now: float) -> None:
+        if isinstance(message, m.Figures | m.Plan) and (newer := self.controller.hear(sender, message)):
+            self.mailbox.post(sender, newer)
+
+
+class Bounded(Planned):
+    """The same with a deadline: nobody waits longer than `slo_ms` for others to come.
+
+    A request that arrives in mid-step also waits for the end of that step, so the admission delay is bounded by the
+    greater of slo_ms and a step, and B is as large as throughput asks for where the bound allows.
+    """
+
+    def decide(self, queue: Queue, now: float) -> Verdict:
+        verdict = super().decide(queue, now)
+        late = verdict is Verdict.WAIT and queue.ready and queue.waited_s >= self.spec.slo_ms / 1e3
+        return Verdict.DEADLINE if late else verdict
+
+    def patience_s(self, queue: Queue, now: float) -> float:
+        return min(super().patience_s(queue, now), self.spec.slo_ms / 1e3 - queue.waited_s if queue.ready else math.inf)
