@@ -73,7 +73,7 @@ class Course:
         """Do what the router answered; what is to be announced."""
         walk, record = self.walk, self.walk.record
         role, position = walk.role, len(record.token_ids)
-        accepted = walk.settle(walk.view(answer.token), answer.token, answer.destination)
+        accepted = walk.settle(walk.view(answer.token), answer.destination)
         target = role
         if answer.destination:
             target = walk.algorithm.destination_role(role, answer.destination)

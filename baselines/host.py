@@ -11,7 +11,7 @@ import torch
 from tokenrouter.core import Request, SamplingParams
 from tokenrouter.engine.base import Engine, EngineOutput, ModelInfo, Row
 from tokenrouter.interface import BaseRouter, LogitsOutput, ModelContext, RequestView, StepResult
-from tokenrouter.sampling import Draw, sample
+from tokenrouter.sampling import draw_of, sample
 
 
 class Ask(msgspec.Struct, array_like=True):
@@ -48,8 +48,8 @@ class Steps(Protocol):
     info: ModelInfo
     capacity: int
 
-    def start(self, vocab_size: int) -> None:
-        """Ids from `vocab_size` on, which some of the models lack, are never drawn."""
+    def start(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """What all models must agree on: ids from `vocab_size` on, which some lack, are never drawn."""
 
     def step(self, asks: Sequence[Ask]) -> Reply: ...
 
@@ -70,21 +70,20 @@ class Host:
         self.capacity = engine.capacity().total
         self._engine, self._router, self._keep, self._logprobs = engine, router, keep, logprobs
         self._chunk = chunk_tokens
-        self._vocab_size = info.vocab_size
+        self._vocab_size, self._eos = info.vocab_size, frozenset(info.eos_token_ids)
         self._requests: dict[str, Request] = {}
         self._open: set[str] = set()
         router.setup(ModelContext(engine.device, info.vocab_size, info.hidden_size, info.eos_token_ids, engine.embed))
 
-    def start(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    def start(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._vocab_size, self._eos = vocab_size, frozenset(eos_token_ids)
 
     @torch.inference_mode()
     def step(self, asks: Sequence[Ask]) -> Reply:
         began = time.perf_counter()
         requests = [self._take(ask) for ask in asks]
         output, tokens, compute_s = self._forward(requests)
-        proposals = sample(
-            output.logits, [Draw(r.sampling, r.num_output, r.role) for r in requests], self._vocab_size)
+        proposals = sample(output.logits, [draw_of(request, self._eos) for request in requests], self._vocab_size)
         chosen = proposals.tolist()
         views = [RequestView(request, token) for request, token in zip(requests, chosen, strict=True)]
         hidden = output.hidden if "hidden_states" in self._router.needs else None

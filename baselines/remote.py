@@ -30,6 +30,7 @@ class _Command(msgspec.Struct, array_like=True, tag=True):
 
 class _Start(_Command):
     vocab_size: int
+    eos_token_ids: list[int]
 
 
 class _Step(_Command):
@@ -79,8 +80,8 @@ class RemoteHost:
         self.info, self.capacity, self.port = ready.info, ready.capacity, ready.port
         return self
 
-    def start(self, vocab_size: int) -> None:
-        self._send(_Start(vocab_size))
+    def start(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._send(_Start(vocab_size, list(eos_token_ids)))
 
     def step(self, asks: Sequence[Ask]) -> Reply:
         self._send(_Step(list(asks)))
@@ -104,8 +105,8 @@ class HttpHost:
         self.info, self.capacity = remote.info, remote.capacity
         self._remote, self._port, self._own = remote, remote.port, threading.local()
 
-    def start(self, vocab_size: int) -> None:
-        self._remote.start(vocab_size)
+    def start(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._remote.start(vocab_size, eos_token_ids)
 
     def step(self, asks: Sequence[Ask]) -> Reply:
         return msgspec.json.decode(self._post(_Step(list(asks))), type=Reply)
@@ -190,7 +191,7 @@ def _act(host: Host, command: Any) -> Reply | None:
         case _End():
             host.end(command.rids)
         case _Start():
-            host.start(command.vocab_size)
+            host.start(command.vocab_size, command.eos_token_ids)
     return None
 
 

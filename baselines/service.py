@@ -187,9 +187,9 @@ class _Execution:
         self._hosts = _hosts(spec, style)
         infos = [host.info for host in self._hosts]
         vocab_size = min(info.vocab_size for info in infos)
-        for host in self._hosts:
-            host.start(vocab_size)
         self._eos = frozenset(token for info in infos for token in info.eos_token_ids)
+        for host in self._hosts:
+            host.start(vocab_size, sorted(self._eos))
         self._context = min(min(info.context_length for info in infos), min(host.capacity for host in self._hosts))
         self._routers = [self._algorithm.router(role) for role in self._algorithm.roles]  # for what they send
         self._stats = [Stats() for _ in infos]

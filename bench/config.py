@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from tokenrouter import config
@@ -28,6 +29,13 @@ class SystemConfig(Strict, kw_only=True, rename={"target": "_target_"}):
     target: str
     only: str | None = None
     replicas: Positive = 1
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class OfficialConfig(Strict, kw_only=True):
+    like: str | None
+    path: str | None
+    command: list[str]
 
 
 class LoadConfig(Strict, kw_only=True):
@@ -64,6 +72,7 @@ class RunConfig(Strict, kw_only=True):
     hardware: HardwareConfig
     logger: LoggerConfig
     sampling: SamplingConfig
+    official: OfficialConfig | None = None
 
 
 def validate(values: Mapping[str, Any]) -> RunConfig:

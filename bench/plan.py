@@ -5,6 +5,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,8 @@ from tokenrouter.cluster.placement import plan_capacity
 from tokenrouter.cluster.spec import AlgorithmSpec, ClusterSpec
 from tokenrouter.core import InputError, SamplingParams
 from tokenrouter.engine import emulated
+from zoo.tasks.rows import Message
+from zoo.tasks.trajectories import Tokenize
 from zoo.tasks.workload import Workload, load_workload
 
 
@@ -44,9 +47,11 @@ def prepare(values: Mapping[str, Any]) -> Plan:
     cluster = cluster_spec(config, values)
     tokenizer = _tokenizer(config, cluster)
     load = config.load
-    workload = load_workload(config.workload, embedded=config.models.embedded, n=load.num_requests, seed=load.seed)
+    tokenize = None if tokenizer is None else partial(_prompt, tokenizer)
+    workload = load_workload(
+        config.workload, embedded=config.models.embedded, n=load.num_requests, seed=load.seed, tokenize=tokenize)
     count = load.num_requests + load.concurrency * load.warmup
-    jobs = [_job(config, workload, tokenizer, i) for i in range(count)]
+    jobs = [_job(config, workload, tokenize, i) for i in range(count)]
     _check_ids(jobs, emulated.VOCAB_SIZE if tokenizer is None else len(tokenizer))
     _check_lengths(jobs, min(*_contexts(config, cluster), *plan_capacity(cluster)))
     return Plan(values, config, cluster, workload, tokenizer, jobs[load.num_requests :], jobs[: load.num_requests])
@@ -110,15 +115,21 @@ def _tokenizer(config: RunConfig, cluster: ClusterSpec) -> PreTrainedTokenizerBa
     return shared_tokenizer(config.models, cluster.models)
 
 
-def _job(config: RunConfig, workload: Workload, tokenizer: PreTrainedTokenizerBase | None, index: int) -> Job:
+def _job(config: RunConfig, workload: Workload, tokenize: Tokenize | None, index: int) -> Job:
     task, sample = workload.draw(index)
     prompt: Any = task.prompt_ids
-    if prompt is None and tokenizer is not None:
-        prompt = tokenizer.apply_chat_template(task.prompt_messages, add_generation_prompt=True, return_dict=False)
+    if prompt is None and tokenize is not None:
+        prompt = tokenize(task.prompt_messages)
+    fields = msgspec.to_builtins(config.sampling)
+    fields["ignore_eos"] |= task.ignore_eos
     sampling = SamplingParams(
-        seed=request_seed(config.load.seed, index), max_tokens=task.max_tokens or workload.max_tokens,
-        **msgspec.to_builtins(config.sampling))
+        seed=request_seed(config.load.seed, index), max_tokens=task.max_tokens or workload.max_tokens, **fields)
     return Job(task, sample, list(prompt), sampling)
+
+
+def _prompt(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
+    ids: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return list(ids)
 
 
 def request_seed(seed: int, index: int) -> int:

@@ -33,7 +33,7 @@ def serve(config: RunConfig, spec: ClusterSpec) -> AbstractContextManager[Servic
     """Start the system that `config` names; leaving the context stops it."""
     target = config.system.target
     try:
-        starter: Callable[[ClusterSpec], AbstractContextManager[Service]] = pkgutil.resolve_name(target)
+        starter: Callable[..., AbstractContextManager[Service]] = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(f"system._target_={target!r}: allowed is an importable function ({error})") from None
-    return starter(spec)
+    return starter(spec, **config.system.options)

@@ -1,0 +1,25 @@
+"""system=official, official_improved: how an algorithm's released code executes it, on the same engine; or that code
+itself, where there is a checkout."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from baselines import checkout, service
+from baselines.styles import style_of
+from bench.systems import Service
+from tokenrouter.cluster.spec import ClusterSpec
+
+
+@contextmanager
+def serve(
+    spec: ClusterSpec, *, improved: bool, like: str | None, path: str | None, command: Sequence[str], clients: int
+) -> Iterator[Service]:
+    """`clients`: the run's concurrency. The other fields are explained in conf/system/official.yaml."""
+    if path is not None:
+        with checkout.serve(spec, path, command) as outside:
+            yield outside
+        return
+    style = style_of(spec.algorithms[0].name, like, improved=improved)
+    with service.serve(spec, style, clients) as inside:
+        yield inside
