@@ -10,6 +10,7 @@ from typing import NoReturn
 from tokenrouter.core import InputError
 
 COMMANDS = {
+    "serve": ("tokenrouter.server.serve", "serve an algorithm's models behind OpenAI's routes"),
     "plan": ("tokenrouter.throughput.plan", "predict throughput over the batching thresholds and find the best"),
 }
 """Of each command the module, with add_arguments(parser) and run(args) -> exit code, and what it does."""

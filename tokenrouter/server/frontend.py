@@ -64,9 +64,9 @@ class Frontend:
     def __init__(self, mailbox: Mailbox, spec: ClusterSpec, watch: Callable[[], None]) -> None:
         self.models: list[ModelInfo] = []
         self.capacities: list[int] = []
-        self._mailbox, self._spec, self._watch = mailbox, spec, watch
-        self._algorithms = [algorithm.build() for algorithm in spec.algorithms]
-        self._index = {algorithm.name: i for i, algorithm in enumerate(self._algorithms)}
+        self._mailbox, self.spec, self._watch = mailbox, spec, watch
+        self.algorithms = [algorithm.build() for algorithm in spec.algorithms]
+        self._index = {algorithm.name: i for i, algorithm in enumerate(self.algorithms)}
         self._open: dict[str, _Open] = {}
         self._names = itertools.count()
         self._events: list[Event] = []
@@ -81,11 +81,15 @@ class Frontend:
     def num_open(self) -> int:
         return len(self._open)
 
+    def fileno(self) -> int:
+        """Readable when there may be something to poll for: for event loops, which then poll(0) until it is empty."""
+        return self._mailbox.fileno()
+
     def wait_ready(self, timeout_s: float) -> None:
         """Until every model is loaded; then all are told what they must agree on."""
         ready: dict[int, m.Ready] = {}
         deadline = time.monotonic() + timeout_s
-        while len(ready) < len(self._spec.models):
+        while len(ready) < len(self.spec.models):
             for sender, message in self._mailbox.receive(0.1):
                 if isinstance(message, m.Ready):
                     ready[sender] = message
@@ -93,7 +97,7 @@ class Frontend:
                     self._raise(sender, message)
             self._watch()
             if time.monotonic() > deadline:
-                missing = sorted(set(range(len(self._spec.models))) - set(ready))
+                missing = sorted(set(range(len(self.spec.models))) - set(ready))
                 raise RuntimeError(f"subservers {missing} were not ready after {timeout_s:g} s")
         self.models = [msgspec.convert(ready[i].info, ModelInfo) for i in sorted(ready)]
         self.capacities = [ready[i].capacity for i in sorted(ready)]
@@ -117,10 +121,10 @@ class Frontend:
             raise InputError(f"prompt of {len(prompt_ids)} tokens with max_tokens={sampling.max_tokens}: "
                              f"allowed is a sum of at most {self.context_length}, the context of this set of models")
         number = self._index[algorithm]
-        chosen = self._algorithms[number]
+        chosen = self.algorithms[number]
         parsed = chosen.parse(params or {})
         entry = chosen.entry_role(EntryContext(prompt_ids, sampling.seed, parsed))
-        subserver = self._spec.algorithms[number].models[entry]
+        subserver = self.spec.algorithms[number].models[entry]
         rid = f"r{next(self._names)}"
         opening = m.Opening(number, entry, len(prompt_ids), sampling, parsed)
         self._open[rid] = _Open(subserver)
@@ -176,7 +180,7 @@ class Frontend:
         self._events.append(EndEvent(rid, ended.reason, request.position, handoffs, discarded, ended.error, now))
 
     def _raise(self, index: int, failed: m.Failed) -> None:
-        name = self._spec.models[index].name
+        name = self.spec.models[index].name
         if failed.bad_input:
             raise InputError(failed.error.removeprefix("InputError: "))
         raise RuntimeError(f"subserver {index} ({name}) failed: {failed.error}")
@@ -205,15 +209,23 @@ class Frontend:
         for index, report in enumerate(self._ask("check")):
             assert set(report["requests"]) <= set(expected), f"subserver {index} holds {report['requests']}"
 
-    def _ask(self, command: str) -> list[dict[str, Any]]:
-        count = len(self._spec.models)
-        for index in range(count):
+    def request_reports(self, command: str) -> None:
+        """Ask every subserver; `reports` has the answers when they have come."""
+        for index in range(len(self.spec.models)):
             self._reports.pop((index, command), None)
             self._mailbox.post(index, m.Control(command))
         self._mailbox.flush()
+
+    def reports(self, command: str) -> list[dict[str, Any]] | None:
+        """One a subserver; None until all have answered."""
+        keys = [(index, command) for index in range(len(self.spec.models))]
+        return [self._reports[key] for key in keys] if all(key in self._reports for key in keys) else None
+
+    def _ask(self, command: str) -> list[dict[str, Any]]:
+        self.request_reports(command)
         deadline = time.monotonic() + CONTROL_TIMEOUT_S
-        while any((index, command) not in self._reports for index in range(count)):
+        while (reports := self.reports(command)) is None:
             self._pump(0.05)
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no answer to {command!r} after {CONTROL_TIMEOUT_S:g} s")
-        return [self._reports[index, command] for index in range(count)]
+        return reports

@@ -53,6 +53,10 @@ class Mailbox:
             for message in envelope.messages:
                 yield envelope.sender, message
 
+    def fileno(self) -> int:
+        """Of the inbox: readable once when something has arrived, until `receive` has taken everything."""
+        return int(self._inbox.fileno())
+
     def post(self, destination: int, message: Message) -> None:
         self._outbox.setdefault(destination, []).append(message)
 

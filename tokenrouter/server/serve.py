@@ -1,0 +1,94 @@
+"""tokenrouter serve algo=... models=... [group=choice] [server.field=value]: an OpenAI-compatible server."""
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from tokenrouter.cluster.build import shared_tokenizer
+from tokenrouter.cluster.cluster import Cluster
+from tokenrouter.core import InputError
+from tokenrouter.server.app import Server
+from tokenrouter.server.settings import ServerSettings, read
+
+DONE, FAILED = 0, 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("overrides", nargs="*", help="group=choice or group.field=value, as in conf/server.yaml")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C. Returns 1 if the cluster came to an end by itself."""
+    signal.signal(signal.SIGTERM, _terminated)  # while the models load; then uvicorn's own
+    config, spec = read(args.overrides)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    tokenizer = shared_tokenizer(config.models, spec.models)
+    if config.server.log:
+        logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+        logging.getLogger("tokenrouter").setLevel(logging.INFO)
+    listener = listen(config.server)
+    try:
+        with Cluster(spec) as cluster:
+            server = Server(config, cluster.frontend, tokenizer)
+            host, port = listener.getsockname()[:2]
+            print(f"serving {', '.join(route.id for route in server.routes)} at http://{host}:{port}/v1", flush=True)
+            asyncio.run(serve(server, listener))
+            failure = server.dispatcher.failure
+    except RuntimeError as error:  # before anything was served
+        failure = error
+    finally:
+        listener.close()
+    if failure is not None:
+        print(f"error: {failure}", file=sys.stderr)
+    return FAILED if failure is not None else DONE
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """Bound before anything is started, so that a port that is taken is told at once."""
+    try:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=1024)
+    except OSError as error:
+        raise InputError(f"server.host={settings.host}, server.port={settings.port}: {error.strerror}; allowed is an "
+                         "address of this machine and a port that is free, or 0") from None
+    return listener
+
+
+async def serve(server: Server, listener: socket.socket) -> None:
+    """Until a signal, after which requests under way may end, or until the cluster fails."""
+    settings = server.config.server
+    http = _Uvicorn(server, uvicorn.Config(
+        server.app, log_config=None, access_log=False, lifespan="on", timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, round(settings.drain_s))))
+    watch = asyncio.create_task(_stop_on_failure(server, http))
+    try:
+        await http.serve([listener])
+    finally:
+        watch.cancel()
+
+
+class _Uvicorn(uvicorn.Server):
+    def __init__(self, server: Server, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._server = server
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._server.draining = True
+        super().handle_exit(sig, frame)
+
+
+async def _stop_on_failure(server: Server, http: uvicorn.Server) -> None:
+    await server.dispatcher.failed.wait()
+    http.should_exit = True
+
+
+def _terminated(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
