@@ -1,0 +1,144 @@
+"""Clients that vanish, limits that are reached, keys that are wrong."""
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.local import NEVER_ENDS, LocalServer, serving
+
+LONG = {"prompt": [NEVER_ENDS, 1], "max_tokens": 1900, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[LocalServer]:
+    """Every step takes 5 ms; four answers at most."""
+    with serving("server.max_requests=4", "server.timeout_s=3", "server.max_body_mb=0.01", step_s=0.005) as started:
+        yield started
+
+
+def test_a_client_that_leaves_a_stream_frees_its_kv_everywhere_within_a_second(slow: LocalServer):
+    with slow.client.stream("POST", "/v1/completions", json={**LONG, "n": 2, "stream": True}) as response:
+        lines = response.iter_lines()
+        for _ in range(60):
+            next(lines)
+        assert {len(report["active"]) for report in slow.ask("check")} == {2}, "both models must know of both"
+    assert slow.settled(1.0)
+    assert all(engine.capacity().free == engine.capacity().total for engine in slow.engines)
+
+
+def test_a_client_that_leaves_before_its_answer_frees_it_too(slow: LocalServer):
+    with pytest.raises(httpx.ReadTimeout):
+        slow.client.post("/v1/completions", json=LONG, timeout=0.3)
+    assert slow.settled(1.0)
+
+
+def test_beyond_the_limit_clients_are_told_when_to_come_back(slow: LocalServer):
+    with slow.client.stream("POST", "/v1/completions", json={**LONG, "n": 3, "stream": True}) as response:
+        next(response.iter_lines())
+        refused = slow.client.post("/v1/completions", json={"prompt": [1], "n": 2})
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert slow.client.post("/v1/completions", json={"prompt": [1], "max_tokens": 2}).status_code == 200
+    assert slow.settled(1.0)
+
+
+def test_a_request_that_takes_too_long_ends(slow: LocalServer):
+    late = slow.client.post("/v1/completions", json=LONG)
+    assert late.status_code == 504 and late.json()["error"]["code"] == "timeout"
+    with slow.client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert json.loads(lines[-2])["error"]["type"] == "timeout_error" and lines[-1] == "[DONE]"
+    assert slow.settled(1.0)
+
+
+def test_an_administrator_can_end_an_answer(slow: LocalServer):
+    with slow.client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+        rid = json.loads(next(lines))["id"]
+        assert slow.client.post("/abort_request", json={"rid": rid}).status_code == 200
+        rest = [json.loads(line) for line in lines if line != "[DONE]"]
+    assert rest[-1]["choices"][0]["finish_reason"] == "abort"
+
+
+def test_a_body_that_is_too_long_is_not_read(slow: LocalServer):
+    for content in (b"x" * 20_000, (b"x" * 1000 for _ in range(20))):  # with and without a length told beforehand
+        refused = slow.client.post("/v1/completions", content=content)
+        assert refused.status_code == 413 and refused.json()["error"]["code"] == "body_too_large"
+
+
+def test_while_draining_health_says_so(slow: LocalServer):
+    slow.server.draining = True
+    assert slow.client.get("/health").status_code == 503
+    slow.server.draining = False
+    assert slow.client.get("/health").status_code == 200
+
+
+def test_keys():
+    with serving("server.api_keys=[user-key]", "server.admin_key=admin-key") as local:
+
+        def status(method: str, path: str, key: str | None) -> int:
+            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+            return local.client.request(method, path, headers=headers, json={"prompt": [1]}).status_code
+
+        for key, user, admin in ((None, 401, 401), ("wrong", 401, 401), ("user-key", 200, 401),
+                                 ("admin-key", 200, 200)):
+            assert status("POST", "/v1/completions", key) == user
+            assert status("GET", "/v1/models", key) == user
+            assert status("POST", "/flush_cache", key) == admin
+            assert status("GET", "/health", key) == 200
+        secret = local.client.get("/server_info", headers={"Authorization": "Bearer user-key"}).text
+        assert "user-key" not in secret and "admin-key" not in secret
+
+
+def test_without_an_admin_key_administrative_routes_are_shut_to_users():
+    with serving("server.api_keys=[user-key]") as local:
+        headers = {"Authorization": "Bearer user-key"}
+        assert local.client.post("/flush_cache", headers=headers).status_code == 403
+        assert local.client.post("/flush_cache").status_code == 403
+
+
+def test_many_requests_with_random_aborts_leave_nothing_behind(local: LocalServer):
+    """300 requests at concurrency 16; about a third is cut off somewhere, streams and whole answers alike."""
+    kept: list[tuple[int, dict[str, Any], str]] = []
+    jobs = iter(range(300))
+    lock = threading.Lock()
+
+    def client() -> None:
+        with httpx.Client(base_url=local.url, timeout=60) as http:
+            while True:
+                with lock:
+                    job = next(jobs, None)
+                if job is None:
+                    return
+                rng = random.Random(job)
+                prompt = [rng.randrange(3, 290) for _ in range(rng.randint(1, 30))]
+                body = {"prompt": prompt, "max_tokens": rng.randint(1, 80), "stream": True,
+                        "model": rng.choice(["toy", "entropy", "slm_only", "llm_only"])}
+                give_up, text = rng.choice([None, None, rng.randint(0, 20)]), ""
+                with http.stream("POST", "/v1/completions", json=body) as response:
+                    assert response.status_code == 200
+                    for number, line in enumerate(filter(None, response.iter_lines())):
+                        if number == give_up:
+                            break
+                        if line != "data: [DONE]":
+                            text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+                    else:
+                        with lock:
+                            kept.append((job, body, text))
+
+    threads = [threading.Thread(target=client) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+    assert not any(thread.is_alive() for thread in threads) and len(kept) > 150
+    assert local.settled(2.0)
+    for _, body, text in random.Random(0).sample(kept, 30):
+        alone = local.client.post("/v1/completions", json={**body, "stream": False}).json()
+        assert alone["choices"][0]["text"] == text
