@@ -100,15 +100,31 @@ def compare(runs: dict[str, list[dict[str, Any]]]) -> pd.DataFrame:
         for label, field in MEASURES.items():
             ratios = [run[field] / base[field] for run, base in zip(repeats, first, strict=True)]
             row[f"{label} ratio"] = f"{statistics.median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}]"
+        row |= predicted(repeats)
         fractions = [run["routing"]["llm_token_fraction"] for run in repeats]
         row["LLM tokens"] = round(statistics.median(fractions), 4)
-        row["quality"] = repeats[0]["quality"]["value"]
-        row["quality ci95"] = repeats[0]["quality"]["ci95"]
+        quality = repeats[0]["quality"] or {"value": None, "ci95": None}
+        row |= {"quality": quality["value"], "quality ci95": quality["ci95"]}
         row["output tokens"] = repeats[0]["total_output_tokens"]
         row["valid"] = "yes" if all(run["validity"]["valid"] for run in repeats) else (
             "; ".join(sorted({reason for run in repeats for reason in run["validity"]["reasons"]})))
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def predicted(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The steady window beside what the throughput model says, for the step times that were set and for those that
+    were measured; empty where it says nothing."""
+    steady = [run["steady"]["output_throughput"] for run in repeats]
+    row: dict[str, Any] = {"steady tok/s": round(statistics.median(steady), 3)}
+    for label, name in (("predicted", "prediction"), ("predicted in service", "prediction_in_service")):
+        found = [run["routing"].get(name) or {} for run in repeats]
+        if any(item.get("throughput") is None for item in found):
+            return row | {label: "", f"steady/{label}": ""}
+        ratios = [item["ratio"] for item in found]
+        row[label] = round(statistics.median(item["throughput"] for item in found), 3)
+        row[f"steady/{label}"] = f"{statistics.median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}]"
+    return row
 
 
 def show(frame: pd.DataFrame, arguments: Arguments) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.files import request_rows, texts_of, write_config, write_requests, write_summary
+from bench.launches import write_launches
 from bench.load import ClosedLoop
 from bench.logger import make_logger
 from bench.plan import Plan, prepare
@@ -97,6 +98,7 @@ def conclude(
     summary = summarise(plan, trace, measured.models, measured.reports, grades, command)
     write_requests(folder, rows)
     write_summary(folder, summary)
+    write_launches(folder, measured.reports)
     write_perfetto(folder / "timeline.json.gz", trace, measured.reports, plan.roles)
     write_report(folder, summary, rows, trace, measured.reports, plan.roles, plan.tokenizer)
     return rows, summary

@@ -11,6 +11,7 @@ import msgspec
 
 from bench.metrics import Steady, accuracy_interval, latencies, pass_at_k, spread, steady
 from bench.plan import Plan
+from bench.predict import measured_tables, nominal_tables, predict, threshold_changes, usual_threshold
 from bench.provenance import provenance
 from bench.records import Trace
 from bench.validity import judge
@@ -53,7 +54,7 @@ def summarise(
         "request_throughput": len(done) / duration,
         "steady": {"duration_s": window.duration_s, "output_throughput": window.output_throughput},
         **latencies(records),
-        "routing": _routing(plan, trace, models, reports),
+        "routing": _routing(plan, trace, models, reports, window.output_throughput),
         "quality": _quality(plan, trace, grades) if _has_answers(plan) else None,
         "validity": _validity(plan, trace, window, duration),
         "provenance": provenance(plan, command),
@@ -100,7 +101,7 @@ def _validity(plan: Plan, trace: Trace, window: Steady, duration: float) -> dict
 
 
 def _routing(
-    plan: Plan, trace: Trace, models: Sequence[ModelInfo], reports: Sequence[dict[str, Any]]
+    plan: Plan, trace: Trace, models: Sequence[ModelInfo], reports: Sequence[dict[str, Any]], steady_throughput: float
 ) -> dict[str, Any]:
     """Who wrote what, and what each subserver did meanwhile (null where the system does not report it)."""
     done = [record for record in trace.records if record.completed]
@@ -113,12 +114,8 @@ def _routing(
         "handoffs": handoffs,
         "handoffs_per_100_tokens": 100 * handoffs / total if total else None,
         "discarded_tokens": sum(record.discarded for record in done),
-        "predicted_throughput": None,
-        "predicted_ratio": None,
     }
     by_role = dict(zip(plan.roles, reports, strict=True)) if reports else {}
-    batching = plan.config.batching
-    fixed = dict(zip(plan.roles, batching.B, strict=True)) if batching.policy == "fixed" else {}
     transitions, P, C = transition_matrices(plan.config.algo.name, len(plan.roles), reports)
     return routing | {
         "P": P,
@@ -132,12 +129,29 @@ def _routing(
             role: report["compute_s"] / report["busy_s"] if report["busy_s"] else None
             for role, report in by_role.items()},
         "admission_delay_ms": {role: _brief(report["admission_ms"]) for role, report in by_role.items()},
-        "threshold_B": {role: fixed.get(role, report["threshold_B"]) for role, report in by_role.items()},
-        "timeouts": {role: report["timeouts"] for role, report in by_role.items()},
-        "evictions": {role: report["evictions"] for role, report in by_role.items()},
-        "preemptions": {role: report["preemptions"] for role, report in by_role.items()},
+        "threshold_B": {role: usual_threshold(report) for role, report in by_role.items()},
+        "threshold_B_over_time": {role: threshold_changes(report) for role, report in by_role.items()},
+        **_predictions(plan, P, C, list(by_role.values()), steady_throughput),
+        **{name: {role: report.get(name, 0) for role, report in by_role.items()}
+           for name in ("timeouts", "deadlines", "holds", "evictions", "preemptions")},
         "engine": {role: report["engine"] for role, report in by_role.items()},
         "params_per_token": _params_per_token(models, transitions, total),
+    }
+
+
+def _predictions(plan: Plan, P: Any, C: Any, reports: Sequence[dict[str, Any]], measured: float) -> dict[str, Any]:
+    """Tokens/s in the steady window by the throughput model, for the P and C of this run and the step times that
+    emulated models were told to take, or else those measured; and, beside it, for those measured."""
+    B = [usual_threshold(report) for report in reports]
+    in_service = predict(plan.config, plan.roles, P, C, measured_tables(reports, plan.config.load.concurrency), B)
+    nominal = nominal_tables(plan.config, plan.roles)
+    main = predict(plan.config, plan.roles, P, C, nominal, B) if nominal else in_service
+    found = main.record(measured)
+    return {
+        "predicted_throughput": found["throughput"],
+        "predicted_ratio": found["ratio"],
+        "prediction": {"step_times": "nominal" if nominal else "measured", "B": B, **found},
+        "prediction_in_service": in_service.record(measured),
     }
 
 

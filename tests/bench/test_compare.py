@@ -15,7 +15,7 @@ def run(throughput: float, tpot: float, **provenance: object) -> dict:
         "workload": "aime", "engine": "torch", "sampling": {}, "hardware": {}, "algo": "r2r",
         "load": {"concurrency": 4, "num_requests": 9, "seed": 0},
         "output_throughput": throughput, "mean_tpot_ms": tpot, "mean_ttft_ms": 2.0, "mean_e2el_ms": 5.0,
-        "routing": {"llm_token_fraction": 0.1}, "quality": {"value": 0.9, "ci95": [0.8, 1.0]},
+        "steady": {"output_throughput": 2 * throughput}, "routing": {"llm_token_fraction": 0.1}, "quality": {"value": 0.9, "ci95": [0.8, 1.0]},
         "total_output_tokens": 100, "validity": {"valid": True, "reasons": []},
         "provenance": {"models_hash": "m", "data_source": "d", "data_version": "1", "evidence": "measured",
                        "git_sha": "s", "cpu": "c", "gpu": None, **provenance},
@@ -28,6 +28,19 @@ def test_ratios_are_paired_by_repeat():
     assert frame["tok/s ratio"].tolist() == ["1.000 [1.000, 1.000]", "2.000 [1.900, 2.200]"]
     assert frame["tpot ms ratio"][1] == "0.500 [0.500, 1.000]"
     assert frame["tok/s"].tolist() == [80, 152]
+
+
+def test_the_steady_window_stands_beside_what_is_predicted():
+    runs = [run(100, 2.0), run(50, 4.0), run(80, 2.0)]
+    for one, said in zip(runs, (210, 110, 200), strict=True):
+        measured = one["steady"]["output_throughput"]
+        one["routing"]["prediction"] = {"throughput": said, "ratio": measured / said}
+        one["routing"]["prediction_in_service"] = {"throughput": None, "ratio": None}
+        one["quality"] = None
+    frame = compare({"a": runs})
+    assert frame["steady tok/s"].tolist() == [160] and frame["predicted"].tolist() == [200]
+    assert frame["steady/predicted"].tolist() == ["0.909 [0.800, 0.952]"]
+    assert frame["predicted in service"].tolist() == [""]
 
 
 def test_runs_of_other_data_are_not_compared():

@@ -83,18 +83,10 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
                 "pending": len(scheduler.requests) - len(scheduler.ready),
                 "kv_total_tokens": engine.capacity().total,
                 "kv_used_tokens": engine.capacity().total - engine.capacity().free,
-                "active": len(lifecycle.active), "ready": len(scheduler.ready),
-                "pending": len(scheduler.requests) - len(scheduler.ready),
-                "kv_total_tokens": engine.capacity().total,
-                "kv_used_tokens": engine.capacity().total - engine.capacity().free,
                 "threshold_B": policy.threshold(Counter(lifecycle.active.values())),
-                "launches": msgspec.to_builtins(policy.log),
+                **({} if policy.log is None else {"launches": msgspec.to_builtins(policy.log)}),
                 **msgspec.to_builtins(scheduler.counters), "engine": msgspec.to_builtins(engine.counters),
             }
-        if command == "take_stats":
-            report = control("stats")
-            control("reset_stats")
-            return report
         if command == "take_stats":
             report = control("stats")
             control("reset_stats")

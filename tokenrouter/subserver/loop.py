@@ -6,6 +6,7 @@ request that returns is an entry in `ready` again.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from tokenrouter.core import Request, Status
@@ -44,7 +45,8 @@ class Subserver:
         self.mailbox.flush()
         if batch:
             tokens = sum(len(row.token_ids) for _, row in batch)
-            self.stats.step(start, time.perf_counter(), compute_s, len(batch), tokens)
+            threshold = self.policy.threshold(Counter(self.lifecycle.active.values()))
+            self.stats.step(start, time.perf_counter(), compute_s, len(batch), tokens, threshold)
         return bool(batch)
 
     def receive(self, timeout_s: float = 0.0) -> None:

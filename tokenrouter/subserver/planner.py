@@ -62,6 +62,13 @@ class PlannerProcess:
         answer, self._read, self.free = json.loads(self._read), b"", True
         return None if answer is None else tuple(answer)
 
+    def close(self) -> None:
+        """It ends with its questions, and at the latest with its parent."""
+        self._questions.close()
+        self._answers.close()
+        self._process.kill()
+        self._process.wait()
+
 
 def best(policy: str, question: Question) -> tuple[int, ...]:
     """The thresholds of most throughput under `policy` (paper equation 24). InputError where there are none."""

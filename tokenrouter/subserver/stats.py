@@ -17,16 +17,18 @@ class Stats:
     start_s: list[float] = field(default_factory=list)
     batch_size: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    thresholds: list[int] = field(default_factory=list)
     admission_ms: list[float] = field(default_factory=list)
     transitions: dict[str, list[int]] = field(default_factory=dict)
     commits: dict[str, list[int]] = field(default_factory=dict)
 
-    def step(self, start: float, end: float, compute_s: float, batch_size: int, tokens: int) -> None:
-        """One loop turn that ran the model: from assembly to the last message sent."""
+    def step(self, start: float, end: float, compute_s: float, batch_size: int, tokens: int, threshold: int) -> None:
+        """One loop turn that ran the model: from assembly to the last message sent. `threshold`: B in force then."""
         self.step_ms.append((end - start) * 1e3)
         self.start_s.append(start)
         self.batch_size.append(batch_size)
         self.tokens.append(tokens)
+        self.thresholds.append(threshold)
         self.compute_s += compute_s
 
     def transition(self, algorithm: str, roles: int, role: int, committed: int) -> None:
@@ -41,5 +43,5 @@ class Stats:
             "busy_s": sum(self.step_ms) / 1e3,
             "compute_s": self.compute_s,
             **{name: getattr(self, name) for name in (
-                "step_ms", "start_s", "batch_size", "tokens", "admission_ms", "transitions", "commits")},
+                "step_ms", "start_s", "batch_size", "tokens", "thresholds", "admission_ms", "transitions", "commits")},
         }
