@@ -4,12 +4,13 @@ from __future__ import annotations
 from tokenrouter.subserver.messages import Figures
 from tokenrouter.subserver.policy import Step
 
-MEMORY = 64  # steps after which a measurement counts 1/e: after 200 what was before a change counts 4 %
+MEMORY = 64  # steps after which a route counts 1/e: after 200 what was before a change counts 4 %
+LATENCY_MEMORY = 16  # the same for step times, which vary less and of which a slow model gives fewer
 _OUTLIER = 3.0  # times the mean, beyond which a step is one that was interrupted: it counts as that
 
 
 class Measured:
-    """Of one subserver among `count`. Sums fade by 1/e every MEMORY steps."""
+    """Of one subserver among `count`. Sums fade by 1/e every MEMORY or LATENCY_MEMORY steps."""
 
     def __init__(self, index: int, count: int) -> None:
         self.index = index
@@ -27,6 +28,7 @@ class Measured:
         if not step.decode:
             return
         self.steps += 1
+        keep = 1 - 1 / LATENCY_MEMORY
         b, ms = step.batch, step.elapsed_ms
         if self._weight:
             ms = min(ms, _OUTLIER * self._ms / self._weight)

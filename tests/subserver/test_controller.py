@@ -1,0 +1,105 @@
+"""Thresholds follow what changes, in every subserver, without a coordinator. Time is the model's, not the clock's."""
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from tests.throughput.systems import r2r
+from tokenrouter.cluster.spec import BatchingSpec
+from tokenrouter.subserver import messages as m
+from tokenrouter.subserver.controller import Planned
+from tokenrouter.subserver.planner import Question, best
+from tokenrouter.subserver.policies import make_policy
+from tokenrouter.subserver.policy import Step
+from tokenrouter.throughput.search import evaluate, search
+from tokenrouter.throughput.spec import Spec
+
+
+class Inline:
+    """The real search, whose answer comes three steps later."""
+
+    def __init__(self) -> None:
+        self.free, self.asked, self._left = True, 0, 0
+
+    def ask(self, active: int, figures: Sequence[m.Figures], start: Sequence[int] | None) -> None:
+        self._B = best("optimal", Question(active, list(figures), None if start is None else tuple(start)))
+        self.free, self._left = False, 3
+        self.asked += 1
+
+    def answer(self) -> tuple[int, ...] | None:
+        self._left -= 1
+        if self.free or self._left > 0:
+            return None
+        self.free = True
+        return self._B
+
+
+class System:
+    """Two models that make steps of three requests all the time, of which model 0 hands over a share p."""
+
+    def __init__(self) -> None:
+        self.rng, self.now, self.due = random.Random(0), 0.0, 0.0
+        self.policies = [make_policy(BatchingSpec(policy="optimal"), i, Inline) for i in range(2)]
+        for policy in self.policies:
+            policy.bind(self, [[0, 1]])
+
+    def post(self, destination: int, message: m.Message) -> None:
+        self.policies[destination].receive(1 - destination, message, self.now)  # type: ignore[arg-type]
+
+    def run(self, steps: int, p: float, latencies: tuple[float, float], active: int) -> None:
+        """Steps of model 0."""
+        for _ in range(steps):
+            self.now += latencies[0] / 1e3
+            moves = [(int(self.rng.random() < p), 1) for _ in range(3)]
+            noise = self.rng.uniform(0.98, 1.02)
+            self.policies[0].landed(Step(3, moves, latencies[0] * noise, True, active), self.now)
+            while self.due <= self.now:
+                self.due += latencies[1] / 1e3
+                self.policies[1].landed(Step(3, [(0, 1)] * 3, latencies[1] * noise, True, active), self.now)
+
+    @property
+    def B(self) -> set[tuple[int, ...]]:
+        plans = [policy.controller.plan for policy in self.policies if isinstance(policy, Planned)]
+        return {plan.B for plan in plans if plan}
+
+    @property
+    def asked(self) -> int:
+        return sum(policy.controller.planner.asked for policy in self.policies)  # type: ignore[attr-defined]
+
+
+def spec(p: float, latencies: tuple[float, float], active: int) -> Spec:
+    return r2r(active, P=[[1 - p, p], [1, 0]], L_ms=list(latencies))
+
+
+@pytest.mark.parametrize(("p", "latencies"), [(0.08, (6.0, 27.9)), (0.35, (6.0, 9.0)), (0.35, (20.0, 27.9))])
+def test_B_follows_P_and_L_within_200_steps(p: float, latencies: tuple[float, float]):
+    """What is lost by the B in force, of what the best B would give."""
+
+    def loss(p: float, latencies: tuple[float, float]) -> float:
+        assert len(system.B) == 1, "both are under one plan"
+        now = spec(p, latencies, 8)
+        return 1 - evaluate(now, min(system.B)).throughput / search(now).best.throughput
+
+    system = System()
+    system.run(300, 0.35, (6.0, 27.9), 8)
+    assert loss(0.35, (6.0, 27.9)) < 0.01 and loss(p, latencies) > 0.03
+    system.run(200, p, latencies, 8)
+    assert loss(p, latencies) < 0.01
+
+
+def test_a_steady_system_is_left_in_peace():
+    system = System()
+    system.run(300, 0.35, (6.0, 27.9), 8)
+    asked = system.asked
+    system.run(1000, 0.35, (6.0, 27.9), 8)
+    assert asked >= 1 and system.asked - asked <= 10
+
+
+def test_the_count_counts_at_once():
+    system = System()
+    system.run(300, 0.35, (6.0, 27.9), 8)
+    counts = (8, 7, 4, 3, 2, 1)
+    B = [system.policies[1].threshold({0: active}) for active in counts]
+    assert B == sorted(B, reverse=True) and B[-1] == 1 and all(b <= n for b, n in zip(B, counts, strict=True))
