@@ -4,32 +4,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
+
+from zoo.cases import dummy
+from zoo.cases import dummy_config as config
 
 SURE = 20.0
 
-
-def config(vocab_size: int, eos_token_id: int | None = None, **sizes: int) -> Qwen3Config:
-    """A tiny Qwen3 config; `sizes` override."""
-    values = {
-        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 512, **sizes,
-    }
-    return Qwen3Config(
-        vocab_size=vocab_size, eos_token_id=eos_token_id, bos_token_id=None, pad_token_id=None,
-        tie_word_embeddings=False, **values,
-    )
-
-
-def dummy(seed: int, vocab_size: int = 64, eos_token_id: int | None = None, **sizes: int) -> Qwen3ForCausalLM:
-    """Random weights, large enough that greedy tokens vary and logits are well apart."""
-    torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(config(vocab_size, eos_token_id, **sizes)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.3)
-    return model
+__all__ = ["SURE", "config", "dummy", "scripted"]
 
 
 def scripted(

@@ -49,9 +49,9 @@ class ToyEngine(PagedEngine):
             self._pool.append(row.rid, row.token_ids)
             table = self._pool[row.rid]
             assert len(table.ids) <= len(table.pages) * self._pool.page_size, "written beyond its pages"
-            if row.num_logits:
+            for end in range(len(table.ids) + 1 - row.num_logits, len(table.ids) + 1):
                 out = torch.zeros(VOCAB)
-                out[toy_token(self.model, table.ids)] = 9.0
+                out[toy_token(self.model, table.ids[:end])] = 9.0
                 logits.append(out)
         self.counters.steps += 1
         stacked = torch.stack(logits) if logits else torch.zeros(0, VOCAB)

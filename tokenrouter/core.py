@@ -87,6 +87,9 @@ class Request:
     `ids` are the prompt and the accepted tokens, one list; `authors[t]` is the role that wrote accepted token t.
     `kv_len` of the ids are in this engine's KV: what lies beyond is what the next step appends, so that prefill,
     decode, resume and recompute are one thing. `known[r]` is how many ids role r is known to hold.
+
+    `drafts` continue the ids, and so does KV, but nobody has accepted them: they are this model's own, or a peer's for
+    this model to verify, for which its next step gives the logits of its last `num_logits` positions.
     """
 
     rid: str
@@ -110,10 +113,40 @@ class Request:
     told: Logprobs | None = None  # of the last proposal, if the request wants to be told
     admitted: bool = False  # whether a step has run since then
     order: int = 0  # rank of its first arrival, for fairness and preemption
+    drafts: list[int] = field(default_factory=list)
+    num_logits: int = 1
 
     @property
     def num_output(self) -> int:
         return len(self.ids) - self.prompt_len
+
+    @property
+    def length(self) -> int:
+        """With the drafts: what the next step leaves in KV."""
+        return len(self.ids) + len(self.drafts)
+
+    @property
+    def asked(self) -> range:
+        """For each position whose logits the next step gives, how many drafts come before what is drawn there."""
+        return range(len(self.drafts) + 1 - self.num_logits, len(self.drafts) + 1)
+
+    def span(self, start: int, end: int) -> list[int]:
+        """Ids and drafts from `start` to `end`."""
+        count = len(self.ids)
+        return self.ids[start:end] + self.drafts[max(0, start - count) : max(0, end - count)]
+
+    def append(self, token_ids: list[int]) -> None:
+        """Ids that were accepted elsewhere. KV of drafts stays valid as far as they turn out to be these."""
+        same = 0
+        while same < min(len(token_ids), len(self.drafts)) and token_ids[same] == self.drafts[same]:
+            same += 1
+        self.kv_len = min(self.kv_len, len(self.ids) + same)
+        self.ids.extend(token_ids)
+        self.drafts = []
+
+    def expect(self, drafts: list[int]) -> None:
+        """The next step is to give the logits that it takes to verify these."""
+        self.drafts, self.num_logits = drafts, len(drafts) + 1
 
     def accept(self, token_ids: list[int], authors: list[int]) -> None:
         self.ids.extend(token_ids)

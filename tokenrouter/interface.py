@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 
 from tokenrouter.core import InputError, Request, SamplingParams
+from tokenrouter.sampling import Draw
 
 
 @dataclass(slots=True)
@@ -23,7 +24,8 @@ class PeerReq:
     """What a peer is told (paper section 3.2).
 
     `loc` is the number of ids (prompt and accepted tokens) after this message, so the suffix `token_ids` starts
-    at loc - len(token_ids). `extra` is the algorithm's own, any msgpack-able value.
+    at loc - len(token_ids). `extra` is the algorithm's own, any msgpack-able value. `drafts` continue the ids, and
+    are for the peer to verify.
     """
 
     rid: str
@@ -31,16 +33,19 @@ class PeerReq:
     loc: int
     finished: bool = False
     extra: Any = None
+    drafts: list[int] = field(default_factory=list)
 
 
 class RequestView:
     """A request as its router sees it, for the length of one call."""
 
-    __slots__ = ("_finished", "_proposal", "_request", "destination")
+    __slots__ = ("_finished", "_request", "destination", "draw", "proposal")
 
-    def __init__(self, request: Request, proposal: int | None = None) -> None:
+    def __init__(self, request: Request, proposal: int | Sequence[int] = (), draw: Draw | None = None) -> None:
         self._request = request
-        self._proposal = proposal
+        # One token, or those of a peer's drafts that this model accepts and one of its own.
+        self.proposal = [proposal] if isinstance(proposal, int) else list(proposal)
+        self.draw = draw  # how the last of them was drawn
         self._finished = False
         self.destination = 0  # what route answered, while send runs
 
@@ -54,9 +59,13 @@ class RequestView:
 
     @property
     def output_ids(self) -> list[int]:
-        """Accepted tokens and, after a step, the proposal."""
-        accepted = self._request.ids[self._request.prompt_len :]
-        return accepted if self._proposal is None else [*accepted, self._proposal]
+        """Accepted tokens, drafts and, after a step, the proposal."""
+        return [*self._request.ids[self._request.prompt_len :], *self._request.drafts, *self.proposal]
+
+    @property
+    def drafts(self) -> list[int]:
+        """What was drafted behind the accepted tokens, the proposal not included."""
+        return self._request.drafts
 
     @property
     def authors(self) -> list[int]:
@@ -94,9 +103,7 @@ class RequestView:
     def ids_from(self, start: int, *, proposal: bool) -> list[int]:
         """Prompt and accepted ids from `start` on, with or without the proposal."""
         ids = self._request.ids[start:]
-        if proposal and self._proposal is not None:
-            ids.append(self._proposal)
-        return ids
+        return [*ids, *self.proposal] if proposal else ids
 
     def finished(self) -> bool:
         return self._finished
@@ -111,11 +118,12 @@ class LogitsOutput(NamedTuple):
 
 @dataclass(slots=True)
 class StepResult:
-    """One forward pass, the rows of one algorithm's requests."""
+    """One forward pass, the rows of one algorithm's requests. Ids from `vocab_size` on, if given, are never drawn."""
 
     next_token_ids: torch.Tensor  # [B]
     logits_output: LogitsOutput
     requests: list[RequestView]
+    vocab_size: int | None = None
 
 
 class ModelContext(NamedTuple):
@@ -141,6 +149,7 @@ class Param:
     # peer, and so which infinity each word is.
     sends: Literal["above", "below"] | None = None
     per_role: bool = False  # a list of numbers, one for each role, of which one at least is above 0
+    whole: bool = False  # a count
 
     def parse(self, value: object, roles: Sequence[str] = ()) -> float | tuple[float, ...]:
         """The number that `value` stands for, or the numbers; InputError if it is out of range.
@@ -159,11 +168,14 @@ class Param:
             return tuple(map(float, value))
         if not self._fits(value):
             words = ", or never, or always" if self.sends else ""
-            raise InputError(f"{self.name}={value!r}: allowed is a number {span}{words}")
+            kind = "a whole number" if self.whole else "a number"
+            raise InputError(f"{self.name}={value!r}: allowed is {kind} {span}{words}")
         return float(value)  # type: ignore[arg-type]
 
     def _fits(self, value: object) -> bool:
-        return not isinstance(value, bool) and isinstance(value, (int, float)) and self.low <= value <= self.high
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.low <= value <= self.high:
+            return False
+        return not self.whole or value == int(value)
 
 
 class BaseRouter:
@@ -175,6 +187,7 @@ class BaseRouter:
     params: ClassVar[tuple[Param, ...]] = ()
     needs: ClassVar[frozenset[str]] = frozenset()  # of {"hidden_states"}
     handoff: ClassVar[Literal["regenerate", "keep"]] = "regenerate"
+    drafts: ClassVar[bool] = False  # what stays here is drafted, not accepted, and a peer verifies it
 
     role: int = 0
     roles: tuple[str, ...] = ()
@@ -197,14 +210,26 @@ class BaseRouter:
 
     def send(self, req: RequestView) -> PeerReq:
         """The message for a request that route sends away."""
-        keep = self.handoff == "keep"
+        keep = self.handoff == "keep" and not self.drafts
         base = req.peer_locs[req.destination]
         suffix = req.ids_from(base, proposal=keep)
-        return PeerReq(req.rid, suffix, base + len(suffix), req.finished())
+        drafts = [*req.drafts, *req.proposal] if self.drafts else []
+        return PeerReq(req.rid, suffix, base + len(suffix), req.finished(), drafts=drafts)
 
     def receive(self, peer_req: PeerReq, req: RequestView) -> list[int]:
         """The ids to hold from position loc - len(token_ids) on; the runtime accepts nothing twice."""
         return peer_req.token_ids
+
+    def verify(self, req: RequestView, sampled: list[int], logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+        """The drafts in `req.drafts` that are accepted, in their order, and one token of this model's own.
+
+        `logits` [m + 1, V] after each of 0 to m drafts, `draws` how this model draws there, `sampled` what it drew. By
+        default a draft is accepted if it is that, so that the answer is the one that this model would write alone.
+        """
+        same = 0
+        while same < len(req.drafts) and sampled[same] == req.drafts[same]:
+            same += 1
+        return sampled[: same + 1]
 
     def values(self, name: str, result: StepResult) -> torch.Tensor:
         """[B] fp32 values of a parameter, [B, R] of one per role: each request's own, or this router's."""

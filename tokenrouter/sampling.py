@@ -47,11 +47,12 @@ class Draw(NamedTuple):
     banned: Sequence[int] = ()
 
 
-def draw_of(request: Request, eos_token_ids: Collection[int]) -> Draw:
-    """How the request's next proposal is drawn."""
-    params, position = request.sampling, request.num_output
+def draw_of(request: Request, eos_token_ids: Collection[int], drafted: int = 0) -> Draw:
+    """How the request's next proposal is drawn, behind so many of its drafts."""
+    params, position = request.sampling, request.num_output + drafted
     banned = (*eos_token_ids, *params.stop_token_ids) if position < params.min_tokens else ()
-    return Draw(params, position, request.role, request.ids if _penalised(params) else (), banned)
+    ids = request.span(0, len(request.ids) + drafted) if _penalised(params) else ()
+    return Draw(params, position, request.role, ids, banned)
 
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw], vocab_size: int) -> torch.Tensor:
@@ -65,12 +66,17 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw], vocab_size: int) -> torc
     if rows:
         index = torch.tensor(rows, device=logits.device)
         drawn = [draws[i] for i in rows]
-        cdf = probabilities(logits[index], [d.params for d in drawn]).cumsum(dim=-1)
-        u = [uniform(d.params.seed, d.position, d.role, Purpose.SAMPLE) for d in drawn]
-        # Scaling by the total keeps rounding of the sum from putting u beyond the last token.
-        target = torch.tensor(u, dtype=cdf.dtype, device=cdf.device)[:, None] * cdf[:, -1:]
-        tokens[index] = torch.searchsorted(cdf, target, right=True).squeeze(1).clamp_(max=vocab_size - 1)
+        tokens[index] = invert(probabilities(logits[index], [d.params for d in drawn]), drawn)
     return tokens
+
+
+def invert(weights: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """[B, V] weights of any sum -> [B] tokens with probabilities in proportion, each by its draw's own number."""
+    cdf = weights.cumsum(dim=-1)
+    u = [uniform(d.params.seed, d.position, d.role, Purpose.SAMPLE) for d in draws]
+    # Scaling by the total keeps rounding of the sum from putting u beyond the last token.
+    target = torch.tensor(u, dtype=cdf.dtype, device=cdf.device)[:, None] * cdf[:, -1:]
+    return torch.searchsorted(cdf, target, right=True).squeeze(1).clamp_(max=weights.shape[-1] - 1)
 
 
 def adjusted(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tokenrouter.core import InputError
-from tokenrouter.interface import StepResult
+from tokenrouter.interface import BaseRouter, StepResult
 from tokenrouter.paths import ROOT, resolve
 from zoo.offline import Offline
 from zoo.quality import Outcome, as_row, measure
@@ -55,8 +56,10 @@ class Curve:
         assert isinstance(router, ThresholdRouter)
         self.above = router.leaves != "<"
         self._listen(router)
-        router.threshold = router.params[0].parse("always")
-        # Each proposal is scored and then replaced: what comes out are the large model's own answers.
+        # Each proposal is scored and then replaced: what comes out are the large model's own answers. A large model
+        # that has the threshold too returns as soon as it can, so that all of the small one's scores are seen.
+        set_threshold(offline.routers[1:], "never")
+        set_threshold([router], "always")
         self.llm = self._run(offline, "always, which is the large model alone")
         self.points[1.0] = {"threshold": "always", **as_row(self.llm, self.llm)}
         self.scores = torch.cat(self._scores).double()
@@ -67,7 +70,7 @@ class Curve:
             quantile = self.scores.quantile(1 - level if self.above else level)
             threshold = float(quantile.clamp(0, 1)) if level else "never"
             offline = self._offline()
-            offline.routers[0].threshold = offline.routers[0].params[0].parse(threshold)  # type: ignore[attr-defined]
+            set_threshold(offline.routers, threshold)
             label = f"{threshold:.4f}" if isinstance(threshold, float) else threshold
             self.points[level] = {"threshold": threshold, **as_row(self._run(offline, label), self.llm)}
         return self.points[level]
@@ -85,10 +88,18 @@ class Curve:
 
         def listening(result: StepResult) -> tuple[torch.Tensor, torch.Tensor]:
             found = scores(result)
-            self._scores.append(found[0].cpu())
+            self._scores.append(found[0][found[1] == router.threshold].cpu())  # others are not decided by it
             return found
 
         router.scores = listening  # type: ignore[method-assign]
+
+
+def set_threshold(routers: Iterable[BaseRouter], value: float | str) -> None:
+    """Of those that have one."""
+    for router in routers:
+        for param in router.params:
+            if param.name == "threshold":
+                router.threshold = param.parse(value)  # type: ignore[attr-defined]
 
 
 def parse_target(target: str) -> tuple[str, float]:

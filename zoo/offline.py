@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 
-from tokenrouter.core import SamplingParams
+from tokenrouter.core import Request, SamplingParams
 from tokenrouter.engine.base import Engine, Row
 from tokenrouter.interface import Algorithm, BaseRouter, LogitsOutput, ModelContext, StepResult
-from tokenrouter.sampling import sample
+from tokenrouter.proposals import propose
 from zoo.walk import Record, Walk
 
 Progress = Callable[[int], None]
@@ -71,22 +71,38 @@ class Offline:
         """One forward pass for the requests that a role holds, and what its router makes of the proposals."""
         rows = []
         for rid, walk in here.items():
-            ids = walk.request.ids
+            request = walk.request
             if rid not in opened:
-                engine.open(rid, ids)
+                request.kv_len = engine.open(rid, request.ids)
                 opened.add(rid)
-            rows.append(Row(rid, ids[engine.kv_len(rid) :]))
+            self._keep(engine, rid, request, request.length - request.num_logits)
+            rows.append(Row(rid, request.span(request.kv_len, request.length), request.num_logits))
+            request.kv_len = request.length
             reserve(engine, rows[-1])
         output = engine.step(rows)
         walks = list(here.values())
-        tokens = sample(output.logits, [walk.draw for walk in walks], self.vocab_size)
-        proposals = tokens.tolist()
-        views = [walk.view(proposal) for walk, proposal in zip(walks, proposals, strict=True)]
         router = walks[0].router
-        hidden = output.hidden if "hidden_states" in router.needs else None
-        destinations = router.route(StepResult(tokens, LogitsOutput(output.logits, hidden), views)).tolist()
-        for walk, view, proposal, destination in zip(walks, views, proposals, destinations, strict=True):
-            walk.settle(view, proposal, destination)
+        proposals = propose([walk.request for walk in walks], [router] * len(walks), output.logits, self.vocab_size,
+                            self.eos)
+        logits, hidden = output.logits, output.hidden
+        if len(walks) < len(logits):
+            logits, hidden = logits[proposals.rows], hidden[proposals.rows]
+        result = StepResult(proposals.tokens, LogitsOutput(logits, hidden if "hidden_states" in router.needs else None),
+                            proposals.views, self.vocab_size)
+        for (rid, walk), view, rejected, destination in zip(
+                here.items(), proposals.views, proposals.rejected, router.route(result).tolist(), strict=True):
+            request = walk.request
+            self._keep(engine, rid, request, request.length + len(view.proposal) - 1)
+            walk.reject(rejected)
+            walk.settle(view, destination)
+            self._keep(engine, rid, request, request.length)
+
+    @staticmethod
+    def _keep(engine: Engine, rid: str, request: Request, length: int) -> None:
+        """Of the sequence's KV no more than that, nor than is still the request's."""
+        request.kv_len = min(request.kv_len, length)
+        if engine.kv_len(rid) > request.kv_len:
+            engine.truncate(rid, request.kv_len)
 
 
 def greedy(prompts: Sequence[Sequence[int]], max_tokens: int, seed: int = 0) -> list[Record]:

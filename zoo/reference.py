@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tokenrouter.core import InputError, SamplingParams
 from tokenrouter.engine.torch.load import context_length, eos_token_ids
 from tokenrouter.interface import Algorithm, LogitsOutput, ModelContext, StepResult
-from tokenrouter.sampling import Draw, Purpose, adjusted, probabilities, sample, uniform
+from tokenrouter.sampling import Draw, Purpose, adjusted, draw_of, probabilities, uniform
 from zoo.walk import Record, Walk
 
 TOLERANCE = 1e-4
@@ -81,7 +81,8 @@ class Reference:
         passes = cache(lambda role: self._pass(role, ids))
 
         def forward(role: int, prefix: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-            logits, hidden = passes(role)
+            on_the_way = prefix == ids[: len(prefix)]  # else it goes on with drafts that were rejected
+            logits, hidden = passes(role) if on_the_way else self._pass(role, prefix)
             return logits[len(prefix) - 1 : len(prefix)], hidden[len(prefix) - 1 : len(prefix)]
 
         again = Record(record.prompt_ids, record.sampling, record.params)
@@ -106,18 +107,24 @@ class Reference:
         while record.finish_reason is None and (
             follow is None or record.token_ids == follow[: len(record.token_ids)]
         ):
-            logits, hidden = forward(walk.role, walk.request.ids)
-            router, draw = walk.router, walk.draw
-            tokens = sample(logits, [draw], self.vocab_size)
-            proposal = int(tokens)
-            view = walk.view(proposal)
-            seen = hidden if "hidden_states" in router.needs else None
-            result = StepResult(tokens, LogitsOutput(logits, seen), [view])
+            outputs = [forward(walk.role, prefix) for prefix in walk.prefixes]
+            logits, hidden = (torch.cat(parts) for parts in zip(*outputs, strict=True))
+            router, drafts = walk.router, list(walk.request.drafts)
+            draws = [draw_of(walk.request, self.eos, drafted) for drafted in walk.request.asked]
+            proposals = walk.propose(logits, self.vocab_size)
+            view, last = proposals.views[0], proposals.rows
+            seen = hidden[last] if "hidden_states" in router.needs else None
+            result = StepResult(proposals.tokens, LogitsOutput(logits[last], seen), [view], self.vocab_size)
             destination = int(router.route(result)[0])
 
             routed = float(router.margin(result)[0]) if hasattr(router, "margin") else math.inf
-            undecided = min(undecided, routed, sample_margin(logits[0, : self.vocab_size], draw, proposal))
-            accepted = walk.settle(view, proposal, destination)
+            cut = logits[:, : self.vocab_size]
+            if len(outputs) > 1 and hasattr(router, "verify_margin"):
+                drawn = router.verify_margin(view, drafts, cut, draws)
+            else:
+                drawn = min(sample_margin(*each) for each in zip(cut, draws, view.proposal, strict=False))
+            undecided = min(undecided, routed, drawn)
+            accepted = walk.settle(view, destination)
             record.margins += [undecided] * len(accepted)
             if accepted:
                 undecided = routed  # where a token is kept, its route decides who writes the next
@@ -148,11 +155,22 @@ def sample_margin(logits: torch.Tensor, draw: Draw, token: int) -> float:
     if params.temperature == 0:
         first, second = logits.topk(2).values
         return float(first - second)
-    probs = probabilities(logits[None], [params])[0]
+    return min(share_margin(probabilities(logits[None], [params])[0], draw, token), filter_margin(logits, params))
+
+
+def share_margin(probs: torch.Tensor, draw: Draw, token: int) -> float:
+    """How far the draw from [V] `probs` was from drawing another token than `token`, in probability mass."""
     cdf = probs.cumsum(0)
-    target = uniform(params.seed, draw.position, draw.role, Purpose.SAMPLE) * cdf[-1]
-    margins = [float(cdf[token] - target), float(target - (cdf[token] - probs[token]))]
-    # A token at the edge of top-k or min-p is in or out by the ratio of two probabilities, at that of top-p by a mass.
+    target = uniform(draw.params.seed, draw.position, draw.role, Purpose.SAMPLE) * cdf[-1]
+    return min(float(cdf[token] - target), float(target - (cdf[token] - probs[token])))
+
+
+def filter_margin(logits: torch.Tensor, params: SamplingParams) -> float:
+    """How far [V] `logits` are from another set of tokens that pass top-k, top-p and min-p.
+
+    A token at the edge of top-k or min-p is in or out by the ratio of two probabilities, at that of top-p by a mass.
+    """
+    margins = [math.inf]
     uncut = msgspec.structs.replace(params, top_p=1.0)
     ordered = (logits.double() / params.temperature).sort(descending=True).values
     if params.min_p:

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+import torch
 
 from tokenrouter.core import FinishReason, InputError, Request, SamplingParams
 from tokenrouter.interface import Algorithm, BaseRouter, EntryContext, PeerReq, RequestView
+from tokenrouter.proposals import Proposals, propose
 from tokenrouter.sampling import Draw, draw_of
 
 _MAX_STALL = 64  # handoffs in a row that accept nothing: the routers send the request in circles
@@ -73,16 +75,36 @@ class Walk:
         """What the holder's router sees of the request after a step."""
         return RequestView(self.request, proposal)
 
-    def settle(self, view: RequestView, proposal: int, destination: int) -> list[int]:
+    @property
+    def prefixes(self) -> list[list[int]]:
+        """Ids after which the next step gives logits: one list, or with drafts to verify one for each and one more."""
+        request = self.request
+        return [request.span(0, len(request.ids) + drafted) for drafted in request.asked]
+
+    def propose(self, logits: torch.Tensor, vocab_size: int) -> Proposals:
+        """The proposal out of [R, V] logits, one row for each of `prefixes`."""
+        proposals = propose([self.request], [self.router], logits, vocab_size, self.eos)
+        self.reject(proposals.rejected[0])
+        return proposals
+
+    def reject(self, drafts: int) -> None:
+        """So many of the drafts that were verified here were not accepted."""
+        assert self.record.discarded is not None
+        self.record.discarded += drafts
+
+    def settle(self, view: RequestView, destination: int) -> list[int]:
         """Do what route answered; returns the tokens accepted here. `record.finish_reason` says whether it is over."""
         if destination == 0:
-            return self._commit([proposal])
+            if self.router.drafts:
+                self.request.drafts.extend(view.proposal)
+                return []
+            return self._commit(view.proposal)
         view.destination = destination
         message = self.router.send(view)
-        start = message.loc - len(message.token_ids)
-        accepted = self._commit(message.token_ids[len(self.request.ids) - start :])
+        kept = view.proposal[: message.loc - len(self.request.ids)]
+        accepted = self._commit(kept)
         assert self.record.handoffs is not None and self.record.discarded is not None
-        self.record.discarded += not accepted
+        self.record.discarded += 0 if message.drafts else len(view.proposal) - len(kept)
         if self.record.finish_reason is None:
             self.record.handoffs += 1
             self._stalled = 0 if accepted else self._stalled + 1
@@ -110,8 +132,14 @@ class Walk:
 
     def _hand_over(self, message: PeerReq, role: int) -> None:
         sender, receiver = self.request, self._request_at(role)
+        sender.drafts = list(message.drafts)
         start = message.loc - len(message.token_ids)
-        receiver.ids[start:] = self.routers[role].receive(message, RequestView(receiver))
+        received = self.routers[role].receive(message, RequestView(receiver))
+        if start < len(receiver.ids):  # what was held is said anew
+            del receiver.ids[start:]
+            receiver.kv_len, receiver.drafts = min(receiver.kv_len, start), []
+        receiver.append(received)
+        receiver.expect(list(message.drafts))
         receiver.authors = list(self.record.token_models)
         sender.known[role] = len(receiver.ids)
         receiver.known = list(sender.known)

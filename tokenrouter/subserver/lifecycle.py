@@ -52,7 +52,7 @@ class Lifecycle:
         """Running -> pending here; the peer gets the suffix that it lacks."""
         handoffs, dropped = request.counts
         request.counts = (handoffs + 1, dropped + discarded)
-        request.extra = peer_req.extra
+        request.extra, request.drafts = peer_req.extra, list(peer_req.drafts)
         self._post_handoff(request, target, peer_req.loc - len(peer_req.token_ids))
         self.scheduler.depart(request)
 
@@ -104,19 +104,24 @@ class Lifecycle:
 
     def _append(self, request: Request, handoff: m.Handoff, base: int) -> None:
         """Resume is this: the ids beyond what is held are appended. The sender's word counts where they differ."""
-        peer_req = PeerReq(handoff.rid, handoff.token_ids, handoff.loc, extra=handoff.extra)
+        peer_req = PeerReq(handoff.rid, handoff.token_ids, handoff.loc, extra=handoff.extra, drafts=handoff.drafts)
         ids = self.routers[request.algorithm].receive(peer_req, RequestView(request))
         same = len(request.ids) - base
         if request.ids[base:] != ids[:same]:
             same = next((i for i, (a, b) in enumerate(zip(request.ids[base:], ids, strict=False)) if a != b), len(ids))
             self._truncate(request, base + same)
-        request.ids.extend(ids[same:])
+        held = request.kv_len
+        request.append(ids[same:])
+        if request.resident and request.kv_len < held:
+            self.scheduler.engine.truncate(request.rid, request.kv_len)
+        request.expect(list(handoff.drafts))
         request.authors.extend(author for author in handoff.authors[same:] if author >= 0)
         request.known = [max(a, b) for a, b in zip(request.known, handoff.known, strict=True)]
         request.known[request.role] = len(request.ids)
 
     def _truncate(self, request: Request, length: int) -> None:
         del request.ids[length:]
+        request.drafts = []
         del request.authors[max(0, length - request.prompt_len):]
         if request.resident and request.kv_len > length:
             self.scheduler.engine.truncate(request.rid, length)
@@ -166,7 +171,7 @@ class Lifecycle:
         request.known[target] = len(request.ids)
         self.mailbox.post(self.models[request.algorithm][target], m.Handoff(
             request.rid, request.incarnation, target, request.ids[base:], authors, len(request.ids),
-            list(request.known), request.counts, request.extra, opening))
+            list(request.known), request.counts, request.extra, opening, request.drafts))
 
     def _announce_end(self, algorithm: int, ended: m.Ended) -> None:
         for peer in self._peers(algorithm):

@@ -61,6 +61,7 @@ class Handoff(_Message):
     counts: tuple[int, int]
     extra: Any = None
     opening: Opening | None = None
+    drafts: list[int] = []  # behind the accepted ids, for the receiver to verify
 
 
 class Resend(_Message):

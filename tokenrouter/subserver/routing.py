@@ -5,12 +5,15 @@ end of sequence, or a discarded last token, does not end a request.
 """
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 
-from tokenrouter.core import FinishReason, Request
+from tokenrouter.core import FinishReason, Logprobs, Request
 from tokenrouter.engine.base import EngineOutput
 from tokenrouter.interface import Algorithm, BaseRouter, LogitsOutput, RequestView, StepResult
-from tokenrouter.sampling import draw_of, logprobs, sample
+from tokenrouter.proposals import Proposals, propose
+from tokenrouter.sampling import logprobs
 from tokenrouter.subserver.lifecycle import Lifecycle
 from tokenrouter.subserver.stats import Stats
 
@@ -25,71 +28,81 @@ class Routing:
 
     @torch.inference_mode()
     def settle(self, requests: list[Request], output: EngineOutput, stats: Stats) -> list[tuple[int, int]]:
-        """One proposal for each request, from its row of `output`, and what its router makes of it.
+        """One proposal for each request, from its rows of `output`, and what its router makes of it.
 
         Returns for each the subserver that writes its next token, and the tokens committed.
         """
-        draws = [draw_of(r, self.eos_token_ids) for r in requests]
-        tokens = sample(output.logits, draws, self.vocab_size)
-        proposals: list[int] = tokens.tolist()
-        for request, row, token in zip(requests, output.logits, proposals, strict=True):
-            if request.sampling.logprobs >= 0:
-                request.told = logprobs(row[: self.vocab_size], token, request.sampling.logprobs)
-        views = [RequestView(r, token) for r, token in zip(requests, proposals, strict=True)]
+        starts = [0, *accumulate(request.num_logits for request in requests)]
+        proposals = propose(requests, [self.routers[request.algorithm] for request in requests], output.logits,
+                            self.vocab_size, self.eos_token_ids)
+        for request, view, rejected in zip(requests, proposals.views, proposals.rejected, strict=True):
+            handoffs, discarded = request.counts
+            request.counts = (handoffs, discarded + rejected)
+            # Behind the ids there is KV of drafts, of which those that were accepted stay.
+            self.lifecycle.scheduler.keep(request, request.length + len(view.proposal) - 1)
         groups: dict[int, list[int]] = {}
         for row, request in enumerate(requests):
             groups.setdefault(request.algorithm, []).append(row)
         moves = []
         for algorithm, rows in groups.items():
-            destinations = self._route(algorithm, rows, tokens, output, views)
+            destinations = self._route(algorithm, rows, proposals, output)
             for row, destination in zip(rows, destinations, strict=True):
-                if destination == 0:
-                    moves.append(self._stay(requests[row], proposals[row], stats))
-                else:
-                    moves.append(self._leave(requests[row], proposals[row], views[row], destination, stats))
+                told = self._told(requests[row], proposals.views[row], output.logits[starts[row] :])
+                moves.append(self._settle(requests[row], proposals.views[row], destination, told, stats))
         return moves
 
-    def _route(self, algorithm: int, rows: list[int], tokens: torch.Tensor, output: EngineOutput,
-               views: list[RequestView]) -> list[int]:
+    def _route(self, algorithm: int, rows: list[int], proposals: Proposals, output: EngineOutput) -> list[int]:
         """The router sees the rows of its own algorithm's requests, and no others."""
         router = self.routers[algorithm]
-        logits, hidden = output.logits, output.hidden
-        if len(rows) < len(views):
+        tokens, logits, hidden = proposals.tokens, output.logits, output.hidden
+        if len(rows) < len(logits):
             index = torch.tensor(rows, device=tokens.device)
-            tokens, logits, hidden = tokens[index], logits[index], hidden[index]
+            tokens, index = tokens[index], proposals.rows[index]
+            logits, hidden = logits[index], hidden[index]
         needed = hidden if "hidden_states" in router.needs else None
-        result = StepResult(tokens, LogitsOutput(logits, needed), [views[row] for row in rows])
+        result = StepResult(tokens, LogitsOutput(logits, needed), [proposals.views[row] for row in rows],
+                            self.vocab_size)
         destinations = router.route(result).tolist()
         if len(destinations) != len(rows):
             raise ValueError(f"{type(router).__name__}.route answered {len(destinations)} rows for {len(rows)}")
         return [int(d) for d in destinations]
 
-    def _stay(self, request: Request, token: int, stats: Stats) -> tuple[int, int]:
-        algorithm = self.algorithms[request.algorithm]
-        stats.transition(algorithm.name, len(algorithm.roles), request.role, 1)
-        self.lifecycle.commit(request, token)
-        if reason := self._finish_reason(request, token):
-            self.lifecycle.end(request, reason)
-        return self.lifecycle.index, 1
+    def _told(self, request: Request, view: RequestView, logits: torch.Tensor) -> list[Logprobs | None]:
+        """What the request wants to be told of each proposed token; `logits`: its rows, and others behind them."""
+        count = request.sampling.logprobs
+        return [logprobs(row[: self.vocab_size], token, count) if count >= 0 else None
+                for token, row in zip(view.proposal, logits, strict=False)]
 
-    def _leave(self, request: Request, token: int, view: RequestView, destination: int,
-               stats: Stats) -> tuple[int, int]:
-        algorithm = self.algorithms[request.algorithm]
-        target = algorithm.destination_role(request.role, destination)
-        view.destination = destination
-        message = self.routers[request.algorithm].send(view)
-        committed = message.loc - len(request.ids)
-        if committed not in (0, 1):
-            raise ValueError(f"{algorithm.name}: send answered loc={message.loc} with {len(request.ids)} ids accepted: "
-                             "allowed is that (proposal discarded) or one more (kept)")
+    def _settle(self, request: Request, view: RequestView, destination: int, told: list[Logprobs | None],
+                stats: Stats) -> tuple[int, int]:
+        """Accept, draft, discard or hand over a proposal; the subserver that is next, and the tokens committed."""
+        algorithm, router = self.algorithms[request.algorithm], self.routers[request.algorithm]
+        target, message, committed = request.role, None, len(view.proposal)
+        if destination:
+            target = algorithm.destination_role(request.role, destination)
+            view.destination = destination
+            message = router.send(view)
+            committed = message.loc - len(request.ids)
+            if not 0 <= committed <= len(view.proposal) or (message.drafts and committed):
+                raise ValueError(f"{algorithm.name}: send answered loc={message.loc} with {len(request.ids)} ids "
+                                 f"accepted: allowed is that, or without drafts up to {len(view.proposal)} more")
+        elif router.drafts:
+            committed = 0
+            if request.num_output + len(request.drafts) + 1 >= request.sampling.max_tokens:
+                raise ValueError(f"{algorithm.name}: more is drafted than max_tokens leaves: route must send it away")
+            request.drafts.extend(view.proposal)
         stats.transition(algorithm.name, len(algorithm.roles), target, committed)
         move = self.lifecycle.models[request.algorithm][target], committed
-        if committed:
+        for token, known in zip(view.proposal[:committed], told, strict=False):
+            request.told = known
             self.lifecycle.commit(request, token)
             if reason := self._finish_reason(request, token):
                 self.lifecycle.end(request, reason)
                 return move
-        self.lifecycle.hand_over(request, target, message, discarded=1 - committed)
+        if message is not None:
+            dropped = 0 if message.drafts else len(view.proposal) - committed
+            self.lifecycle.scheduler.keep(request, request.length)
+            self.lifecycle.hand_over(request, target, message, discarded=dropped)
         return move
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:

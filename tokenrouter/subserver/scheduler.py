@@ -47,10 +47,15 @@ class Scheduler:
         """It came back: pending -> running, nothing else."""
         self.away.pop(request.rid, None)
         request.status = Status.RUNNING
-        if request.kv_len == len(request.ids):  # nothing was added on the way: the last position is asked once more
-            request.kv_len -= 1
-            self.engine.truncate(request.rid, request.kv_len)
+        # The positions that are asked for are appended, also where nothing was added on the way.
+        self.keep(request, request.length - request.num_logits)
         self._arrive(request, now)
+
+    def keep(self, request: Request, length: int) -> None:
+        """Of its KV, no more than that."""
+        if request.kv_len > length:
+            request.kv_len = length
+            self.engine.truncate(request.rid, length)
 
     def _arrive(self, request: Request, now: float) -> None:
         request.arrived, request.admitted = now, False
@@ -96,9 +101,11 @@ class Scheduler:
             if not request.resident:
                 request.kv_len = self.engine.open(request.rid, request.ids)
                 request.resident = True
-            missing = len(request.ids) - request.kv_len
+            missing = request.length - request.kv_len
             take = missing if missing <= SHORT_APPEND else min(missing, budget)
-            if take == 0:
+            if take < missing:  # the positions whose logits are wanted come in one step
+                take = min(take, missing - request.num_logits)
+            if take <= 0:
                 continue
             if not self._make_room(request, take, chosen):
                 self._release_kv(request)  # it waits for those before it, and must not keep room from them
@@ -107,15 +114,16 @@ class Scheduler:
             if missing > SHORT_APPEND:
                 budget -= take
             end = request.kv_len + take
-            batch.append((request, Row(request.rid, request.ids[request.kv_len : end], int(end == len(request.ids)))))
+            wanted = request.num_logits if end == request.length else 0
+            batch.append((request, Row(request.rid, request.span(request.kv_len, end), wanted)))
             chosen.add(request.rid)
         return batch
 
     def _candidates(self) -> Iterator[Request]:
         ordered = sorted(self.ready.values(), key=lambda request: request.order)
         # Long appends come last: they fill what is left of the step, and nobody waits behind them.
-        yield from (r for r in ordered if len(r.ids) - r.kv_len <= SHORT_APPEND)
-        yield from (r for r in ordered if len(r.ids) - r.kv_len > SHORT_APPEND)
+        yield from (r for r in ordered if r.length - r.kv_len <= SHORT_APPEND)
+        yield from (r for r in ordered if r.length - r.kv_len > SHORT_APPEND)
 
     def _make_room(self, request: Request, tokens: int, chosen: set[str]) -> bool:
         """Room for `tokens` more of `request`: from the away first, then from later arrivals that are here.
@@ -163,7 +171,7 @@ class ReadyQueue:
     def full(self) -> bool:
         """Waiting for one more would be in vain: it could not be admitted together with those that are ready."""
         capacity = self._scheduler.engine.capacity()
-        needs = [-(-len(request.ids) // capacity.page_size) for request in self._scheduler.ready.values()]
+        needs = [-(-request.length // capacity.page_size) for request in self._scheduler.ready.values()]
         return sum(needs) + max(needs) > capacity.total // capacity.page_size
 
     @cached_property
