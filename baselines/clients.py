@@ -6,19 +6,19 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from baselines.calls import Calls
 from baselines.course import Course
 from baselines.host import Steps
 from baselines.lockstep import Emit
 from baselines.styles import Style
 from tokenrouter.core import FinishReason
-from tokenrouter.subserver.stats import Stats
 
 
 class Clients:
     """`clients` requests are under way at once, each in a thread of its own."""
 
     def __init__(
-        self, hosts: Sequence[Steps], style: Style, stats: Sequence[Stats], emit: Emit, *, clients: int
+        self, hosts: Sequence[Steps], style: Style, stats: Sequence[Calls], emit: Emit, *, clients: int
     ) -> None:
         self._hosts, self._style, self._stats, self._emit = hosts, style, stats, emit
         self._threads = ThreadPoolExecutor(clients, thread_name_prefix="client")
@@ -58,5 +58,5 @@ class Clients:
         start = time.perf_counter()
         reply = self._hosts[role].step([course.ask(all_ids=not self._style.keeps(role))])
         with self._one:
-            self._stats[role].step(start, time.perf_counter(), reply.compute_s, 1, reply.tokens)
+            self._stats[role].call(start, reply, 1)
             self._emit(course.settle(reply.answers[0]))

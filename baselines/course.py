@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
+from baselines.calls import Calls
 from baselines.host import Answer, Ask
 from tokenrouter.core import FinishReason, SamplingParams
 from tokenrouter.interface import Algorithm, BaseRouter
-from tokenrouter.subserver.stats import Stats
 from zoo.walk import Record, Walk
 
 
@@ -41,7 +41,7 @@ class Course:
 
     def __init__(
         self, rid: str, prompt_ids: list[int], sampling: SamplingParams, params: dict[str, Any], algorithm: Algorithm,
-        routers: Sequence[BaseRouter], stats: Sequence[Stats], *, eos: Iterable[int], context: int,
+        routers: Sequence[BaseRouter], stats: Sequence[Calls], *, eos: Iterable[int], context: int,
     ) -> None:
         self.rid, self._stats = rid, stats
         self.walk = Walk(algorithm, routers, Record(prompt_ids, sampling, params), eos=eos, context=context)

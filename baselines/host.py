@@ -8,10 +8,12 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from tokenrouter.core import Request, SamplingParams
+from tokenrouter.core import InputError, Request, SamplingParams
 from tokenrouter.engine.base import Engine, EngineOutput, ModelInfo, Row
-from tokenrouter.interface import BaseRouter, LogitsOutput, ModelContext, RequestView, StepResult
-from tokenrouter.sampling import draw_of, sample
+from tokenrouter.interface import BaseRouter, LogitsOutput, ModelContext, StepResult
+from tokenrouter.proposals import propose
+
+PARTS = ("prefix matching", "page allocation", "inference", "sampling and routing", "release and prefix cache")
 
 
 class Ask(msgspec.Struct, array_like=True):
@@ -35,11 +37,12 @@ class Answer(msgspec.Struct, array_like=True):
 
 
 class Reply(msgspec.Struct, array_like=True):
-    """Answers in the order of the asks. `tokens`: computed in the step, recomputed prefixes included."""
+    """Answers in the order of the asks. `tokens`: computed in the step, recomputed prefixes included. `parts`: seconds
+    that went into each part of it (PARTS)."""
 
     answers: list[Answer]
-    compute_s: float
     tokens: int
+    parts: dict[str, float]
 
 
 class Steps(Protocol):
@@ -66,11 +69,14 @@ class Host:
     def __init__(
         self, engine: Engine, router: BaseRouter, *, keep: bool, logprobs: bool, chunk_tokens: int
     ) -> None:
+        if router.drafts:
+            raise InputError(f"{type(router).__name__}: makes drafts; allowed here are routers of single tokens")
         info = self.info = engine.info
         self.capacity = engine.capacity().total
         self._engine, self._router, self._keep, self._logprobs = engine, router, keep, logprobs
         self._chunk = chunk_tokens
         self._vocab_size, self._eos = info.vocab_size, frozenset(info.eos_token_ids)
+        self._parts = dict.fromkeys(PARTS, 0.0)
         self._requests: dict[str, Request] = {}
         self._open: set[str] = set()
         router.setup(ModelContext(engine.device, info.vocab_size, info.hidden_size, info.eos_token_ids, engine.embed))
@@ -80,20 +86,25 @@ class Host:
 
     @torch.inference_mode()
     def step(self, asks: Sequence[Ask]) -> Reply:
-        began = time.perf_counter()
+        self._parts = dict.fromkeys(PARTS, 0.0)
         requests = [self._take(ask) for ask in asks]
-        output, tokens, compute_s = self._forward(requests)
-        proposals = sample(output.logits, [draw_of(request, self._eos) for request in requests], self._vocab_size)
-        chosen = proposals.tolist()
-        views = [RequestView(request, token) for request, token in zip(requests, chosen, strict=True)]
-        hidden = output.hidden if "hidden_states" in self._router.needs else None
-        routed = self._router.route(StepResult(proposals, LogitsOutput(output.logits, hidden), views)).tolist()
+        output, tokens = self._forward(requests)
+        began = time.perf_counter()
+        router = self._router
+        proposals = propose(requests, [router] * len(requests), output.logits, self._vocab_size, self._eos)
+        chosen = proposals.tokens.tolist()
+        hidden = output.hidden if "hidden_states" in router.needs else None
+        routed = router.route(StepResult(
+            proposals.tokens, LogitsOutput(output.logits, hidden), proposals.views, self._vocab_size)).tolist()
         logprobs = output.logits.log_softmax(dim=-1).tolist() if self._logprobs else [None] * len(asks)
+        self._note("sampling and routing", began)
+        began = time.perf_counter()
         if not self._keep:
             for request in requests:
                 self._drop(request.rid)
+        self._note("release and prefix cache", began)
         answers = [Answer(*one) for one in zip(chosen, routed, logprobs, strict=True)]
-        return Reply(answers, min(compute_s, time.perf_counter() - began), tokens)
+        return Reply(answers, tokens, self._parts)
 
     def append(self, asks: Sequence[Ask]) -> None:
         for ask in asks:
@@ -114,27 +125,38 @@ class Host:
         request.authors[max(0, ask.start - ask.prompt_len) :] = ask.authors
         return request
 
-    def _forward(self, requests: Sequence[Request]) -> tuple[EngineOutput, int, float]:
+    def _forward(self, requests: Sequence[Request]) -> tuple[EngineOutput, int]:
         """One pass that appends to each request's KV what it lacks; long prefixes go ahead in chunks."""
-        engine, rows, tokens, compute_s = self._engine, [], 0, 0.0
+        engine, rows, tokens = self._engine, [], 0
         for request in requests:
             rid = request.rid
             if rid not in self._open:
+                began = time.perf_counter()
                 engine.open(rid, request.ids)
                 self._open.add(rid)
+                self._note("prefix matching", began)
             while len(request.ids) - engine.kv_len(rid) > self._chunk:
                 done = engine.kv_len(rid)
-                ahead = self._room(Row(rid, request.ids[done : done + self._chunk], 0))
-                compute_s += engine.step([ahead]).compute_s
+                self._run([self._room(Row(rid, request.ids[done : done + self._chunk], 0))])
                 tokens += self._chunk
             rows.append(self._room(Row(rid, request.ids[engine.kv_len(rid) :])))
-        output = engine.step(rows)
-        return output, tokens + sum(len(row.token_ids) for row in rows), compute_s + output.compute_s
+        return self._run(rows), tokens + sum(len(row.token_ids) for row in rows)
+
+    def _run(self, rows: Sequence[Row]) -> EngineOutput:
+        began = time.perf_counter()
+        output = self._engine.step(rows)
+        self._note("inference", began)
+        return output
 
     def _room(self, row: Row) -> Row:
+        began = time.perf_counter()
         if not self._engine.allocate(row.rid, len(row.token_ids)):
             raise RuntimeError(f"{self.info.name}: a KV pool of {self.capacity} tokens is too small for this batch")
+        self._note("page allocation", began)
         return row
+
+    def _note(self, part: str, began: float) -> None:
+        self._parts[part] += time.perf_counter() - began
 
     def _drop(self, rid: str) -> None:
         if rid in self._open:

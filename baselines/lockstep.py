@@ -5,11 +5,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from baselines.calls import Calls
 from baselines.course import Course, Ended, Event
 from baselines.host import Steps
 from baselines.styles import Style
 from tokenrouter.core import FinishReason
-from tokenrouter.subserver.stats import Stats
 
 Emit = Callable[[list[Event]], None]
 GATHER_S = 0.05  # a static batch that is not full begins when nothing has come for this long
@@ -20,7 +20,7 @@ class Lockstep:
     """`clients`: how many requests can be expected at once; a static batch waits for as many."""
 
     def __init__(
-        self, hosts: Sequence[Steps], style: Style, stats: Sequence[Stats], emit: Emit, *, max_batch: int, clients: int
+        self, hosts: Sequence[Steps], style: Style, stats: Sequence[Calls], emit: Emit, *, max_batch: int, clients: int
     ) -> None:
         self._hosts, self._style, self._stats, self._emit = hosts, style, stats, emit
         self._size = max_batch if style.batch is None else min(style.batch or clients, max_batch)
@@ -78,7 +78,7 @@ class Lockstep:
             for other, told in enumerate(self._hosts):
                 if other != role:
                     told.append([course.tell(other) for course in here])
-        self._stats[role].step(start, time.perf_counter(), reply.compute_s, len(here), reply.tokens)
+        self._stats[role].call(start, reply, len(here))
         self._forget([course for course in here if course.over])
         if style.batch is not None:
             self._held += [event for event in events if isinstance(event, Ended)]

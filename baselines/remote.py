@@ -236,7 +236,8 @@ class _Server:
         for asks, done in steps:
             answers = reply.answers[place : place + len(asks)]
             place += len(asks)
-            done.set_result(Reply(answers, reply.compute_s / share, reply.tokens // share))
+            parts = {part: seconds / share for part, seconds in reply.parts.items()}
+            done.set_result(Reply(answers, reply.tokens // share, parts))
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         act = self.act

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from baselines.calls import Calls
 from baselines.clients import Clients
 from baselines.course import Course, Ended, Tokens
 from baselines.host import Steps
@@ -22,7 +23,6 @@ from tokenrouter.cluster.spec import ClusterSpec
 from tokenrouter.core import FinishReason, InputError, SamplingParams
 from tokenrouter.engine.base import ModelInfo
 from tokenrouter.server import frontend
-from tokenrouter.subserver.stats import Stats
 
 _STOP_S = 5.0
 
@@ -192,7 +192,7 @@ class _Execution:
             host.start(vocab_size, sorted(self._eos))
         self._context = min(min(info.context_length for info in infos), min(host.capacity for host in self._hosts))
         self._routers = [self._algorithm.router(role) for role in self._algorithm.roles]  # for what they send
-        self._stats = [Stats() for _ in infos]
+        self._stats = [Calls() for _ in infos]
         self._executor = make_executor(self._hosts, style, self._stats, send, spec.engine.max_batch, clients)
         send([_Ready(infos)])
 
@@ -235,10 +235,10 @@ class _Execution:
 
 
 def make_executor(
-    hosts: Sequence[Steps], style: Style, stats: Sequence[Stats], emit: Emit, max_batch: int, clients: int
+    hosts: Sequence[Steps], style: Style, stats: Sequence[Calls], emit: Emit, max_batch: int, clients: int
 ) -> Lockstep | Clients:
     if style.hosts == "http":
-        return Clients(hosts, style, stats, emit, clients=CLIENTS if style.kept == "none" else clients)
+        return Clients(hosts, style, stats, emit, clients=CLIENTS if style.logprobs else clients)
     return Lockstep(hosts, style, stats, emit, max_batch=max_batch, clients=clients)
 
 

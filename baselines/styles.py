@@ -59,6 +59,10 @@ IMPROVED = {
     "collm": Style(hosts="http", batch=None, kept="all", prefix_cache=True),
     "me": Style(hosts="apart", batch=None, kept="all", prefix_cache=True),
 }
+# Standard serving: a server a model, an external dispatcher, one token a call, the router in the server. A call is a
+# request of its own, whose prefix the server finds in its cache; with sessions, a server keeps the request's KV.
+STD = Style(hosts="http", batch=None, kept="none", prefix_cache=True)
+STD_PLUS = Style(hosts="http", batch=None, kept="all", prefix_cache=True)
 CLIENTS = 8  # of Co-LLM's pool
 
 

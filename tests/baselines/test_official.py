@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from baselines.calls import Calls
 from baselines.course import Course, Ended, Event, Tokens
-from baselines.host import Ask, Host, Reply
+from baselines.host import PARTS, Ask, Host, Reply
 from baselines.remote import make_host
 from baselines.service import OfficialService, make_executor, serve
-from baselines.styles import IMPROVED, OFFICIAL, Style, style_of
+from baselines.styles import IMPROVED, OFFICIAL, STD, STD_PLUS, Style, style_of
 from tests.baselines.conftest import EOS, VOCAB, MakeSpec
 from tests.serve import serve as send
 from tokenrouter.cluster.spec import AlgorithmSpec
 from tokenrouter.core import FinishReason, InputError
-from tokenrouter.subserver.stats import Stats
 from zoo.reference import compare
 from zoo.walk import Record
 
@@ -62,7 +62,7 @@ class Execution:
         self.hosts = [Watched(make_host(spec, role, style)) for role in range(len(spec.models))]
         self.built = algorithm.build()
         self.routers = [self.built.router(role) for role in self.built.roles]
-        self.stats = [Stats() for _ in self.routers]
+        self.stats = [Calls() for _ in self.routers]
         self.events: list[Event] = []
         self.executor: Any = make_executor(self.hosts, style, self.stats, self.events.extend, 16, clients)  # type: ignore[arg-type]
 
@@ -180,12 +180,14 @@ def test_an_aborted_request_ends_and_the_others_go_on(
     assert equal([execution.record(f"r{long[1]}", prompts[long[1]])], [truth(pair)[long[1]]])
 
 
-@pytest.mark.parametrize("style", ["r2r-official", "collm-official", "collm-improved"])
+STYLES = {"r2r": OFFICIAL["r2r"], "collm": OFFICIAL["collm"], "std": STD, "std_plus": STD_PLUS}
+
+
+@pytest.mark.parametrize("name", STYLES)
 def test_processes_and_servers_tell_the_truth(
-    style: str, make_spec: MakeSpec, pair: AlgorithmSpec, prompts: list[Record], truth: Truth
+    name: str, make_spec: MakeSpec, pair: AlgorithmSpec, prompts: list[Record], truth: Truth
 ) -> None:
-    name, _, kind = style.partition("-")
-    with serve(make_spec(pair), style_of(name, None, improved=kind == "improved"), 4) as service:
+    with serve(make_spec(pair), STYLES[name], 4) as service:
         assert [info.num_params for info in service.models] == sorted(info.num_params for info in service.models)
         jobs = [("r2r", record.prompt_ids, record.sampling) for record in prompts]
         assert equal(send(service, jobs[:2], 2), truth(pair)[:2])  # type: ignore[arg-type]
@@ -196,7 +198,11 @@ def test_processes_and_servers_tell_the_truth(
     written = sum(len(record.token_ids) for record in records)
     assert sum(sum(report["commits"]["r2r"]) for report in reports) == written
     assert reports[1]["transitions"]["r2r"][0] == sum(sum(report["transitions"]["r2r"]) for report in reports[1:])
-    assert all(len(report["step_ms"]) == report["steps"] > 0 for report in reports)
+    for report in reports:
+        assert len(report["step_ms"]) == report["steps"] > 0
+        parts = report["breakdown_ms"]
+        assert set(parts) == {*PARTS, "others"} and min(parts.values()) >= 0 < parts["inference"]
+        assert sum(parts.values()) == pytest.approx(sum(report["step_ms"]) / report["steps"])
 
 
 def test_a_death_is_heard_of_and_nothing_is_left(make_spec: MakeSpec, pair: AlgorithmSpec) -> None:
