@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import random
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Any
 
 import msgspec
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
+from tokenrouter.cluster.models import load_tokenizer, locate
 from tokenrouter.cluster.spec import AlgorithmSpec, BatchingSpec
 from tokenrouter.core import Request, SamplingParams
 from tokenrouter.engine import load_engine
@@ -25,6 +25,7 @@ from zoo.setup import Setup
 from zoo.walk import Record
 
 PAGE = 16
+TEXTS = "zoo/models/small"  # whose tokenizer gives the tokens of models of random weights a text
 THRESHOLDS = (0.6, 0.75, 0.5, 0.3, 0.85, 0.15, 0.05, 0.01, 0.95)
 
 
@@ -53,12 +54,12 @@ def dummy(seed: int, vocab_size: int = 64, eos_token_id: int | None = None, **si
 
 class Case:
     """`mixed`: request parameters at which more than one model writes. `alone[role]`: those at which that role's
-    model writes everything."""
+    model writes everything. `tokenizer`: of the models, a folder or hub id."""
 
     def __init__(self, algorithm: Algorithm, paths: Sequence[str], prompts: Sequence[Sequence[int]], *,
                  mixed: Mapping[str, Any] | None = None, alone: Mapping[int, Mapping[str, Any]] | None = None,
-                 max_tokens: int = 16) -> None:
-        self.algorithm, self.paths, self.max_tokens = algorithm, list(paths), max_tokens
+                 max_tokens: int = 16, tokenizer: str = TEXTS) -> None:
+        self.algorithm, self.paths, self.max_tokens, self._tokenizer = algorithm, list(paths), max_tokens, tokenizer
         self.prompts = [list(prompt) for prompt in prompts]
         self.alone = dict(alone_settings(algorithm) if alone is None else alone)
         self._given, self._engines = mixed, dict[int, list[Engine]]()
@@ -87,7 +88,11 @@ class Case:
         else:
             rng = random.Random(5)
             prompts = [[rng.randrange(len(setup.tokenizer)) for _ in range(length)] for length in (1, 17, 33)]
-        return cls(setup.algorithm, paths, prompts, **options)
+        return cls(setup.algorithm, paths, prompts, tokenizer=setup.config["models"]["tokenizer"], **options)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer("models.tokenizer", locate("models.tokenizer", self._tokenizer))
 
     @cached_property
     def spec(self) -> AlgorithmSpec:
@@ -211,7 +216,3 @@ def alone_settings(algorithm: Algorithm) -> dict[int, dict[str, Any]]:
         if param.per_role:
             return {role: {param.name: [int(role == r) for r in range(count)]} for role in range(count)}
     return {}
-
-
-def temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="zoo-conformance-")

@@ -5,8 +5,8 @@
     test_margin = conformance("margin")             # conf/algo/margin.yaml, over small models of random weights
     test_r2r = conformance("r2r", models="tiny")    # a router that was trained for these models
 
-Each check is a test of its own. They hold the algorithm's routers to what the runtime relies on, and the runtime with
-these routers to the reference (zoo/reference.py), whatever the schedule.
+Each check is a test of its own. They hold the algorithm's routers to what the runtime relies on (zoo/router_checks.py),
+and the runtime with these routers to the reference (zoo/reference.py), whatever the schedule.
 """
 from __future__ import annotations
 
@@ -14,19 +14,27 @@ import random
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import SkipTest
 
 import msgspec
-import torch
 
-from tokenrouter.core import InputError, Status
-from tokenrouter.interface import Algorithm, BaseRouter, LogitsOutput, Param, StepResult
+from tokenrouter.core import Status
+from tokenrouter.interface import Algorithm
+from tokenrouter.server.text import INCOMPLETE, Detokenizer, StopStrings
 from tokenrouter.subserver import messages as m
-from zoo.cases import Case, temporary_folder
+from zoo.cases import Case
 from zoo.harness import InProcessCluster
 from zoo.offline import single
 from zoo.reference import TOLERANCE, Reference, compare
+from zoo.router_checks import (
+    answers_are_destinations,
+    batch_equals_single,
+    broken_numbers_are_survived,
+    extend_and_decode_agree,
+    parameters_are_checked,
+)
 from zoo.walk import Record
 
 Check = Callable[[Case], None]
@@ -42,15 +50,15 @@ def conformance(algo: str | Algorithm, models: str | None = None, *, overrides: 
     """
     import pytest  # not needed to serve
 
+    folders = []  # live as long as the test
+
     @cache
     def case() -> Case:
-        folder = temporary_folder()
+        folders.append(TemporaryDirectory(prefix="zoo-conformance-"))
+        folder = Path(folders[0].name)
         if isinstance(algo, Algorithm):
-            made = Case.over_random_models(algo, Path(folder.name), **options)
-        else:
-            made = Case.compose(algo, models, Path(folder.name), overrides, **options)
-        made.keep = folder  # type: ignore[attr-defined]  # the folder lives as long as the case
-        return made
+            return Case.over_random_models(algo, folder, **options)
+        return Case.compose(algo, models, folder, overrides, **options)
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
     def test(check: Check) -> None:
@@ -116,7 +124,7 @@ def aborted_while_away(case: Case) -> None:
 
 def _run_until_away(cluster: InProcessCluster, rid: str) -> bool:
     """Until the request is pending somewhere, or over."""
-    while rid in cluster.frontend._open:
+    while not cluster.is_over(rid):
         held = [subserver.scheduler.requests.get(rid) for subserver in cluster.subservers]
         if any(request is not None and request.status is Status.PENDING for request in held):
             return True
@@ -146,6 +154,43 @@ def stop_ids_anywhere(case: Case) -> None:
     _cut(case, whole, [*(_until(whole, end) for end in ends), len(whole.token_ids)], got)
 
 
+def stop_strings_across_a_handoff(case: Case) -> None:
+    """A stop string of which one model wrote the beginning and another the end is found as any other."""
+    job, tested = _greedy(case), 0
+    whole = case.truth(job, frozenset())
+    full = str(case.tokenizer.decode(whole.token_ids, skip_special_tokens=True))
+    changes = [t for t in range(1, len(whole.token_ids)) if whole.token_models[t - 1] != whole.token_models[t]]
+    for t in changes[:3] or [len(whole.token_ids) // 2]:
+        stop = str(case.tokenizer.decode(whole.token_ids[t - 1 : t + 1], skip_special_tokens=True))
+        if len(stop) < 2 or INCOMPLETE in stop or stop not in full:
+            continue  # no text of both
+        tested += 1
+        cluster = case.cluster(t, eos=frozenset())
+        rid = cluster.submit(job.prompt_ids, job.sampling, params=job.params)
+        text = _until_stop(cluster, rid, Detokenizer(case.tokenizer), StopStrings([stop]))
+        cluster.frontend.abort(rid)
+        cluster.run()
+        cluster.check_idle()
+        assert text == full[: full.index(stop)], f"{text!r} before {stop!r} in {full!r}"
+    if not tested:
+        raise SkipTest("no handoff lies between two tokens that have a text")
+
+
+def _until_stop(cluster: InProcessCluster, rid: str, detokenizer: Detokenizer, stops: StopStrings) -> str:
+    """The text before the stop string, from the tokens as they come out."""
+    text, seen = "", 0
+    while not cluster.is_over(rid):
+        cluster.turn()
+        for event in cluster.events[seen:]:
+            for token in getattr(event, "token_ids", ()):
+                out, found = stops.feed(detokenizer.feed(token))
+                text += out
+                if found is not None:
+                    return text
+        seen = len(cluster.events)
+    raise AssertionError("the answer came to its end, and the stop string was not found")
+
+
 def max_tokens_anywhere(case: Case) -> None:
     """The length counts accepted tokens, also where a handoff falls on the last one."""
     job = _greedy(case)
@@ -153,22 +198,6 @@ def max_tokens_anywhere(case: Case) -> None:
     lengths = range(1, len(whole.token_ids) + 1)
     jobs = [msgspec.structs.replace(job, sampling=case.sampling(max_tokens=length)) for length in lengths]
     _cut(case, whole, list(lengths), case.served(case.cluster(eos=frozenset()), jobs))
-
-
-def parameters_are_checked(case: Case) -> None:
-    """Out of range or unknown, in the configuration or with a request: one error that names the field."""
-    algorithm = case.algorithm
-    cluster = case.cluster()
-    _refused("params.nonsense", lambda: cluster.submit([1], case.sampling(), params={"nonsense": 1}))
-    for name, param in algorithm.params.items():
-        assert param.doc, f"{name}: says nothing of what it means"
-        for bad in _bad(param, len(algorithm.roles)):
-            _refused(name, lambda value=bad, name=name: cluster.submit([1], case.sampling(), params={name: value}))
-            for role, router in algorithm.routers.items():
-                changed = Algorithm(algorithm.name, algorithm.roles, {**algorithm.routers, role: {**router, name: bad}},
-                                    algorithm.entry)
-                if any(own.name == name for own in type(algorithm.router(role)).params):
-                    _refused(name, lambda changed=changed, role=role: changed.router(role))
 
 
 def parameters_are_the_requests_own(case: Case) -> None:
@@ -182,71 +211,6 @@ def parameters_are_the_requests_own(case: Case) -> None:
         verdict = compare(got, case.truth(job))
         assert verdict.kind != "diverged", f"with {job.params}: {verdict}"
         assert role is None or set(got.token_models) == {role}, f"with {job.params}, others than role {role} write"
-
-
-def batch_equals_single(case: Case) -> None:
-    """A request's destination does not depend on those beside it."""
-    for role in range(len(case.paths)):
-        router, result = case.router(role), case.result(role)
-        together = _route(router, result)
-        apart = torch.cat([_route(router, _rows(result, [row])) for row in range(len(together))])
-        backwards = _route(router, _rows(result, list(range(len(together)))[::-1])).flip(0)
-        decided = _decided(router, result)
-        for other in (apart, backwards):
-            assert torch.equal(together[decided], other[decided]), f"role {role}: neighbours change destinations"
-
-
-def extend_and_decode_agree(case: Case) -> None:
-    """A position computed in the middle of an extend is routed as one that was decoded."""
-    for role in range(len(case.paths)):
-        router = case.router(role)
-        extended, decoded = (case.result(role, at_once=at_once) for at_once in (True, False))
-        decided = _decided(router, extended)
-        assert torch.equal(_route(router, extended)[decided], _route(router, decoded)[decided]), f"role {role}"
-
-
-def broken_numbers_are_survived(case: Case) -> None:
-    """Logits that are -inf, NaN or far apart get a destination, and leave other rows alone; and to mask the least
-    likely token changes nothing that was decided."""
-    for role in range(len(case.paths)):
-        router, result = case.router(role), case.result(role)
-        expected, decided = _route(router, result), _decided(router, result)
-        logits = result.logits_output.next_token_logits
-        masked, apart = logits.clone(), torch.full_like(logits, -120.0)
-        masked.scatter_(1, logits.argmin(1, keepdim=True), -torch.inf)
-        apart.scatter_(1, logits.argmax(1, keepdim=True), 120.0)
-        lonely = torch.full_like(logits, -torch.inf).scatter_(1, logits.argmax(1, keepdim=True), 0.0)
-        hidden = result.logits_output.hidden_states
-        assert hidden is not None
-        as_masked = _route(router, StepResult(result.next_token_ids, LogitsOutput(masked, hidden), result.requests))
-        clear = _decided(router, result, margin=0.01)
-        assert torch.equal(as_masked[clear], expected[clear]), f"role {role}: one logit of -inf changes destinations"
-        for broken in (masked, apart, lonely, torch.full_like(logits, torch.nan), torch.full_like(logits, -torch.inf)):
-            for states in (hidden, torch.full_like(hidden, torch.nan)):
-                half = torch.arange(len(logits)) % 2 == 0  # every second row is broken
-                mixed = StepResult(result.next_token_ids, LogitsOutput(
-                    torch.where(half[:, None], broken, logits), torch.where(half[:, None], states, hidden)),
-                    result.requests)
-                found = _route(router, mixed)
-                rest = ~half & decided
-                assert torch.equal(found[rest], expected[rest]), f"role {role}: a broken row changes others"
-
-
-def answers_are_destinations(case: Case) -> None:
-    """Whole numbers, one a row, on the model's device or on the CPU; the logits stay as they are."""
-    for role in range(len(case.paths)):
-        router, result = case.router(role), case.result(role)
-        before = result.logits_output.next_token_logits.clone()
-        answer = router.route(_visible(router, result))
-        assert torch.equal(before, result.logits_output.next_token_logits), f"role {role}: route changes the logits"
-        assert answer.shape == (len(result.requests),), f"role {role}: {tuple(answer.shape)}"
-        assert not answer.is_floating_point() and answer.dtype != torch.bool, f"role {role}: {answer.dtype}"
-        assert answer.device in (before.device, torch.device("cpu")), f"role {role}: {answer.device}"
-        for name, value in vars(router).items():
-            modules = [value] if isinstance(value, torch.nn.Module) else []
-            tensors = [value] if isinstance(value, torch.Tensor) else []
-            for tensor in (*tensors, *(p for module in modules for p in module.parameters())):
-                assert tensor.device == before.device, f"role {role}: {name} is on {tensor.device}"
 
 
 def peers_get_what_they_lack(case: Case) -> None:
@@ -265,9 +229,9 @@ def peers_get_what_they_lack(case: Case) -> None:
 
 CHECKS: tuple[Check, ...] = (
     alone_is_the_model, equal_to_the_reference, evicted_while_away, aborted_while_away, end_of_sequence_anywhere,
-    stop_ids_anywhere, max_tokens_anywhere, parameters_are_checked, parameters_are_the_requests_own,
-    batch_equals_single, extend_and_decode_agree, broken_numbers_are_survived, answers_are_destinations,
-    peers_get_what_they_lack,
+    stop_ids_anywhere, stop_strings_across_a_handoff, max_tokens_anywhere, parameters_are_checked,
+    parameters_are_the_requests_own, batch_equals_single, extend_and_decode_agree, broken_numbers_are_survived,
+    answers_are_destinations, peers_get_what_they_lack,
 )
 
 
@@ -298,50 +262,3 @@ def _cut(case: Case, whole: Record, lengths: Sequence[int], got: Sequence[Record
         undecided = [t for t, margin in enumerate(whole.margins[:length]) if margin < TOLERANCE]
         upto = undecided[0] if undecided else None
         assert written[:upto] == expected[:upto] and (undecided or len(written) == length), (written, expected)
-
-
-def _bad(param: Param, roles: int) -> list[object]:
-    numbers: list[object] = [param.low - 1, param.high * 2 + 1, float("nan"), "often", None, True]
-    if param.per_role:
-        numbers = [[*[1] * (roles - 1), number] for number in numbers] + [[1] * (roles + 1), [0] * roles, 1.0]
-    return numbers
-
-
-def _refused(name: str, attempt: Callable[[], object]) -> None:
-    try:
-        attempt()
-    except InputError as error:
-        assert name in str(error) and "allowed" in str(error), f"{name}: the error does not name it: {error}"
-    else:
-        raise AssertionError(f"{name}: a value that makes no sense is taken")
-
-
-def _visible(router: BaseRouter, result: StepResult) -> StepResult:
-    """As the runtime shows it: hidden states only to those that need them."""
-    logits, hidden = result.logits_output
-    return StepResult(result.next_token_ids, LogitsOutput(logits, hidden if "hidden_states" in router.needs else None),
-                      result.requests)
-
-
-def _route(router: BaseRouter, result: StepResult) -> torch.Tensor:
-    """[B] destinations on the CPU, each in range."""
-    with torch.inference_mode():
-        found = router.route(_visible(router, result)).cpu().long()
-    assert ((found >= 0) & (found < len(router.roles))).all(), f"destinations {found.tolist()}"
-    return found
-
-
-def _rows(result: StepResult, rows: Sequence[int]) -> StepResult:
-    index = torch.tensor(rows)
-    logits, hidden = result.logits_output
-    assert hidden is not None
-    return StepResult(result.next_token_ids[index], LogitsOutput(logits[index], hidden[index]),
-                      [result.requests[row] for row in rows])
-
-
-def _decided(router: BaseRouter, result: StepResult, margin: float = TOLERANCE) -> torch.Tensor:
-    """[B] bool: rows whose score is clear of the threshold."""
-    with torch.inference_mode():
-        if not hasattr(router, "margin"):
-            return torch.ones(len(result.requests), dtype=torch.bool)
-        return router.margin(_visible(router, result)).cpu() >= margin

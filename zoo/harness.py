@@ -129,6 +129,9 @@ class InProcessCluster:
             self.turn()
         raise AssertionError(f"{self.frontend.num_open} requests open after {max_turns} turns")
 
+    def is_over(self, rid: str) -> bool:
+        return any(isinstance(event, EndEvent) and event.rid == rid for event in self.events)
+
     def collect(self, rid: str, record: Record) -> Record:
         """Fill in `record` with what the front end was told of a request."""
         record.token_ids, record.token_models, record.finish_reason = [], [], None

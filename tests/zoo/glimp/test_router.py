@@ -15,7 +15,7 @@ from zoo.walk import Record
 TEXTS = "zoo/models/small"  # token 3 is "!", 4 is a quote, 5 is "#", and so on through ASCII
 END, ANSWER = 3, 5
 
-test_conformance = conformance("glimp", overrides=["algo.delimiter=!", "algo.max_step=4"], mixed={"threshold": 0.8})
+test_conformance = conformance("glimp", overrides=["algo.delimiter='!'", "algo.max_step=4"], mixed={"threshold": 0.8})
 
 
 def glimp(**config: Any) -> Algorithm:
