@@ -136,6 +136,7 @@ def _routing(
            for name in ("timeouts", "deadlines", "holds", "evictions", "preemptions")},
         "engine": {role: report["engine"] for role, report in by_role.items()},
         "params_per_token": _params_per_token(models, transitions, total),
+        "breakdown_ms": {role: report["breakdown_ms"] for role, report in by_role.items() if "breakdown_ms" in report},
     }
 
 
