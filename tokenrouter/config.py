@@ -49,7 +49,7 @@ class ModelsConfig(Strict, kw_only=True):
 
 
 class EngineConfig(EngineSpec, kw_only=True, forbid_unknown_fields=True):
-    kind: Literal["torch", "emulated"]
+    kind: Literal["torch", "sglang", "emulated"]
     memory_gb: PositiveFloat
     reserve_gb: Annotated[float, Meta(ge=0)]
     capacity_tokens: Positive | None

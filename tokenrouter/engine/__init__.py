@@ -8,13 +8,17 @@ from tokenrouter.engine.base import Engine
 
 
 def load_engine(kind: str, **options: Any) -> Engine:
-    """The engine of that kind (torch, emulated); `options` are its constructor's arguments."""
+    """The engine of that kind (torch, sglang, emulated); `options` are its constructor's arguments."""
     if kind == "torch":
         from tokenrouter.engine.torch.engine import TorchEngine  # loads transformers
 
         return TorchEngine(**options)
+    if kind == "sglang":
+        from tokenrouter.engine.sglang.engine import SglangEngine
+
+        return SglangEngine(**options)
     if kind == "emulated":
         from tokenrouter.engine.emulated import EmulatedEngine
 
         return EmulatedEngine(**options)
-    raise InputError(f"engine={kind!r}: allowed is torch, emulated")
+    raise InputError(f"engine={kind!r}: allowed is torch, sglang, emulated")

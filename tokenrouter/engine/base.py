@@ -1,11 +1,14 @@
 """What a subserver asks of an engine. It never asks which engine it has."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import torch
+
+# A router's score: (a NamedTuple of tensors with a row a request, or None; parameters by name, [B, ...]) -> [B].
+Score = Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,15 @@ class EngineCounters:
     pages_evicted: int = 0  # taken back from the prefix cache
     steps: int = 0
     tokens: int = 0
+    graph_decodes: int = 0  # steps from graphs, and routers' scores; what has none counts as eager
+    graph_extends: int = 0
+    eager_steps: int = 0
+    graph_scores: int = 0
+    eager_scores: int = 0
+
+    def reset(self) -> None:
+        for counter in fields(self):
+            setattr(self, counter.name, 0)
 
 
 class Engine(Protocol):
@@ -108,6 +120,9 @@ class Engine(Protocol):
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[B] -> [B, H], the model's input embeddings, for routers that look at them."""
+
+    def graphed(self, score: Score) -> Score:
+        """The same score, from graphs if this engine has them. It must be pure, and each row depend on its own row."""
 
     def check(self, live: Iterable[str]) -> None:
         """Raise AssertionError unless every page is owned by exactly the live sequences or the prefix cache."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tokenrouter.engine.base import Capacity
+from tokenrouter.engine.base import Capacity, Score
 from tokenrouter.engine.pages import PagePool
 
 
@@ -30,6 +30,9 @@ class PagedEngine:
 
     def kv_len(self, rid: str) -> int:
         return self._pool.length(rid)
+
+    def graphed(self, score: Score) -> Score:
+        return score
 
     def check(self, live: Iterable[str]) -> None:
         self._pool.check(live)

@@ -129,7 +129,7 @@ class PagePool:
         """End a sequence; the full pages in which it holds a prefix of `ids` stay cached."""
         sequence = self[rid]
         if self._prefix_cache and ids:
-            common = _common_prefix(sequence.ids, ids)
+            common = common_prefix(sequence.ids, ids)
             chain = list(self._digests(ids, common))
             # From the end: a page that is used up by age goes before the one it continues.
             for page, digest in reversed(list(zip(sequence.pages, chain, strict=False))):
@@ -204,7 +204,8 @@ class PagePool:
             self._unused.append(page)
 
 
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids two sequences of one type begin alike with."""
     length = min(len(a), len(b))
     if a[:length] == b[:length]:
         return length

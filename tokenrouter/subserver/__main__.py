@@ -65,6 +65,8 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
         if spec.index in models[i]:
             routers[i] = algorithm.router(algorithm.roles[models[i].index(spec.index)])
             routers[i].setup(context)
+            if score := getattr(routers[i], "score", None):
+                setattr(routers[i], "score", engine.graphed(score))  # noqa: B010 - what declares it is the router
 
     mailbox.post(m.FRONT_END, m.Ready(msgspec.to_builtins(info), engine.capacity().total))
     mailbox.flush()

@@ -65,6 +65,16 @@ class Batch:
         return values if self.logits_at is None else values.index_select(0, self.logits_at)
 
 
+def check_row(row: Row, pool: PagePool) -> None:
+    """ValueError for a row that cannot be run."""
+    count = len(row.token_ids)
+    if not 0 <= row.num_logits <= count or not count:
+        raise ValueError(f"{row.rid}: {row.num_logits} logits of {count} tokens")
+    table = pool[row.rid]
+    if not pool.writable(table, count):
+        raise ValueError(f"{row.rid}: no room was allocated for {count} tokens behind {len(table.ids)}")
+
+
 def build_batch(rows: Sequence[Row], pool: PagePool, device: torch.device) -> Batch:
     """Lay all integers of a step into one array, so that they reach the device in one copy."""
     size = pool.page_size
@@ -77,11 +87,8 @@ def build_batch(rows: Sequence[Row], pool: PagePool, device: torch.device) -> Ba
     logits_at: list[int] = []
     firsts: list[int] = []  # where each row begins in the flat batch
     for row, table, start, count in zip(rows, tables, starts, counts, strict=True):
-        if not 0 <= row.num_logits <= count or not count:
-            raise ValueError(f"{row.rid}: {row.num_logits} logits of {count} tokens")
+        check_row(row, pool)
         pages = table.pages
-        if not pool.writable(table, count):
-            raise ValueError(f"{row.rid}: no room was allocated for {count} tokens behind {start}")
         firsts.append(len(ids))
         ids += row.token_ids
         positions += range(start, start + count)

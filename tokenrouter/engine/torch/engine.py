@@ -2,19 +2,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from tokenrouter.core import InputError
-from tokenrouter.engine.base import EngineCounters, EngineOutput, ModelInfo, Row
+from tokenrouter.engine.base import EngineCounters, EngineOutput, ModelInfo, Row, Score
+from tokenrouter.engine.graphs import CudaGraphs, GraphBackend, ScoreGraphs
 from tokenrouter.engine.paged import PagedEngine
 from tokenrouter.engine.pages import PagePool
 from tokenrouter.engine.torch import load, selftest
 from tokenrouter.engine.torch.batch import build_batch
 from tokenrouter.engine.torch.fast import FastRunner, unsupported
+from tokenrouter.engine.torch.graphs import GraphRange, StepGraphs
 from tokenrouter.engine.torch.hf import HFRunner
 from tokenrouter.engine.torch.kv import KVPool, bytes_per_token
 from tokenrouter.engine.torch.runner import Runner
@@ -25,8 +28,9 @@ class TorchEngine(PagedEngine):
 
     `path`: a folder with config.json and safetensors, or a hub name (at `revision`); with load_format="dummy" the
     config is enough. `runner`: fast (the Qwen and Llama family), hf (any model), auto (fast where it can).
-    `capacity_tokens` is rounded down to whole pages. A model that over the pool differs from plain transformers is
-    refused at load.
+    `capacity_tokens` is rounded down to whole pages. `graphs`: off, auto (the usual shapes on CUDA with the fast
+    runner, else off), or the fields of GraphRange; `graph_backend` is what records them, CUDA by default. A model
+    that over the pool differs from plain transformers is refused at load.
     """
 
     def __init__(
@@ -41,6 +45,8 @@ class TorchEngine(PagedEngine):
         capacity_tokens: int = 16384,
         page_size: int = 16,
         prefix_cache: bool = True,
+        graphs: str | Mapping[str, Any] = "auto",
+        graph_backend: GraphBackend | None = None,
         seed: int = 0,
     ) -> None:
         if page_size < 1:
@@ -48,6 +54,7 @@ class TorchEngine(PagedEngine):
         if capacity_tokens < page_size:
             raise InputError(f"engine.capacity_tokens={capacity_tokens}: allowed is a page ({page_size}) or more")
         self.device = _device(device)
+        sizes = _graph_range(graphs)
         self._page_size, self._prefix_cache = page_size, prefix_cache
         model = load.load_model(
             path, revision=revision, dtype=dtype, device=self.device, load_format=load_format, seed=seed)
@@ -55,6 +62,8 @@ class TorchEngine(PagedEngine):
         expected = selftest.references(model)
         name = Path(path).name
         self._runner = _make_runner(runner, model, name)
+        self._graphs: StepGraphs | None = None
+        self._score_sizes: tuple[int, ...] = ()
         self.info = ModelInfo(
             name=name,
             vocab_size=expected[0].logits.shape[1],
@@ -71,6 +80,25 @@ class TorchEngine(PagedEngine):
         self._make_pool(2 * -(-selftest.MAX_LENGTH // page_size))
         selftest.check(self, expected)
         self._make_pool(capacity_tokens // page_size)
+        if graph_backend is None and self.device.type == "cuda":
+            graph_backend = CudaGraphs(self.device)
+        if graphs == "auto" and not (self.device.type == "cuda" and isinstance(self._runner, FastRunner)):
+            sizes = None
+        if sizes is not None:
+            if graph_backend is None:
+                raise InputError(f"engine.options.graphs={graphs!r}: allowed on {self.device.type} is auto, off")
+            self._record(sizes, graph_backend, expected)
+
+    @torch.inference_mode()
+    def _record(self, sizes: GraphRange, backend: GraphBackend, expected: list[selftest.Reference]) -> None:
+        """Record the graphs, and put them to the self-test too where the pool has room for it."""
+        self._graphs = StepGraphs(self._runner, self._kv, self._pool, self.device, sizes, self.info.context_length,
+                                  backend, self.counters)
+        self._score_sizes, self._graph_backend = sizes.batch_sizes, backend
+        if self._pool.num_pages >= 2 * -(-selftest.MAX_LENGTH // self._page_size):
+            selftest.check(self, expected)
+        self._pool.flush()
+        self.counters.reset()
 
     def _make_pool(self, num_pages: int) -> None:
         self.counters = EngineCounters()
@@ -82,22 +110,44 @@ class TorchEngine(PagedEngine):
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> EngineOutput:
-        batch = build_batch(rows, self._pool, self.device)
         start = time.perf_counter()
-        logits, hidden = self._runner.forward(batch, self._kv)
+        output = None if self._graphs is None else self._graphs.step(rows)
+        if output is None:
+            batch = build_batch(rows, self._pool, self.device)
+            start = time.perf_counter()
+            output = self._runner.forward(batch, self._kv)
+            self.counters.eager_steps += 1
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         elapsed = time.perf_counter() - start
         for row in rows:
             self._pool.append(row.rid, row.token_ids)
         self.counters.steps += 1
-        self.counters.tokens += len(batch.ids)
-        return EngineOutput(logits, hidden, elapsed)
+        self.counters.tokens += sum(len(row.token_ids) for row in rows)
+        return EngineOutput(*output, elapsed)
+
+    def graphed(self, score: Score) -> Score:
+        if not self._score_sizes:
+            return score
+        return ScoreGraphs(score, self._score_sizes, self._graph_backend, self.counters)
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self._runner.embed(token_ids)
 
+
+def _graph_range(graphs: str | Mapping[str, Any]) -> GraphRange | None:
+    if graphs == "off":
+        return None
+    if graphs == "auto":
+        return GraphRange()
+    try:
+        sizes = msgspec.convert(graphs, GraphRange)
+    except msgspec.ValidationError as error:
+        raise InputError(f"engine.options.graphs={graphs!r}: {error}; allowed is auto, off, or the fields of "
+                         "conf/engine/torch.yaml") from None
+    sizes.check()
+    return sizes
 
 
 def _device(name: str) -> torch.device:
