@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import msgspec
 
@@ -32,18 +33,23 @@ class Cluster:
     """The subserver processes of `spec` and the front end that speaks to them.
 
     Use as a context manager: on entry everything is checked, started and ready; on exit nothing is left. Raises
-    InputError before anything is started, or when a model turns out to be unfit; SubserverDied if a process dies.
+    InputError before anything is started, or when a model turns out to be unfit; SubserverDied if a process dies, with
+    `on_death="restart"` only after `max_restarts` of them.
     """
 
     frontend: Frontend
 
-    def __init__(self, spec: ClusterSpec) -> None:
+    def __init__(self, spec: ClusterSpec, *, on_death: Literal["fail", "restart"] = "fail",
+                 max_restarts: int = 3) -> None:
         spec.check()
         self.spec = spec
+        self.restarts = 0
+        self._max_restarts = max_restarts if on_death == "restart" else 0
         self._capacity = plan_capacity(spec)
         self._folder = tempfile.TemporaryDirectory(prefix="tokenrouter-")  # mode 0700: sockets and logs are ours
         self._processes: list[subprocess.Popen[bytes]] = []
         self._next_watch = 0.0
+        self._ready = False  # all have been
 
     def __enter__(self) -> Cluster:
         try:
@@ -62,26 +68,30 @@ class Cluster:
         return [process.pid for process in self._processes]
 
     def _start(self) -> None:
-        addresses = self._addresses()
+        self._at = addresses = self._addresses()
         self._mailbox = Mailbox(m.FRONT_END, 1, addresses[m.FRONT_END],
                                 {i: a for i, a in addresses.items() if i != m.FRONT_END})
-        pin = self.spec.hardware.pin
         for index in range(len(self.spec.models)):
-            spec = SubserverSpec(
-                index=index, epoch=1, core=pin[index % len(pin)] if pin else None, cluster=self.spec,
-                capacity_tokens=self._capacity[index], addresses=addresses)
-            path = Path(self._folder.name, f"subserver{index}.json")
-            path.write_bytes(msgspec.json.encode(spec))
-            threads = str(self.spec.hardware.threads)
-            with open(self._log(index), "wb") as log:
-                self._processes.append(subprocess.Popen(
-                    [sys.executable, "-m", "tokenrouter.subserver", str(path)],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads,
-                                      # Whatever router this process can import, the subserver can.
-                                      "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}))
+            self._processes.append(self._spawn(index, epoch=1))
         self.frontend = Frontend(self._mailbox, self.spec, self.watch)
         self.frontend.wait_ready(START_TIMEOUT_S)
+        self._ready = True
+
+    def _spawn(self, index: int, epoch: int) -> subprocess.Popen[bytes]:
+        pin = self.spec.hardware.pin
+        spec = SubserverSpec(
+            index=index, epoch=epoch, core=pin[index % len(pin)] if pin else None, cluster=self.spec,
+            capacity_tokens=self._capacity[index], addresses=self._at)
+        path = Path(self._folder.name, f"subserver{index}.json")
+        path.write_bytes(msgspec.json.encode(spec))
+        threads = str(self.spec.hardware.threads)
+        with open(self._log(index), "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tokenrouter.subserver", str(path)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads,
+                                  # Whatever router this process can import, the subserver can.
+                                  "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
 
     def _addresses(self) -> dict[int, str]:
         hardware, count = self.spec.hardware, len(self.spec.models)
@@ -95,12 +105,17 @@ class Cluster:
         return Path(self._folder.name, f"subserver{index}.log")
 
     def watch(self) -> None:
-        """Raise SubserverDied if one has ended. Cheap: looks at most every WATCH_EVERY_S seconds."""
+        """Restart one that has ended, or raise SubserverDied. Cheap: looks at most every WATCH_EVERY_S seconds."""
         if (now := time.monotonic()) < self._next_watch:
             return
         self._next_watch = now + WATCH_EVERY_S
         for index, process in enumerate(self._processes):
             if (code := process.poll()) is not None:
+                if self._ready and self.restarts < self._max_restarts:
+                    self.restarts += 1
+                    self._processes[index] = self._spawn(index, epoch=1 + self.restarts)
+                    self.frontend.lost(index)
+                    continue
                 how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
                 tail = self._log(index).read_text(errors="replace").strip().splitlines()[-5:]
                 raise SubserverDied(f"subserver {index} ({self.spec.models[index].name}) died: {how}"

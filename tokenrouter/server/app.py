@@ -30,8 +30,6 @@ from tokenrouter.server.routes import Route, Routes
 from tokenrouter.server.settings import ServeConfig
 from tokenrouter.server.wire import ChatWire, CompletionWire, Wire
 
-STATS_EVERY_S = 1.0
-
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -91,7 +89,9 @@ class Server:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self._observe())]
+        tasks = [asyncio.create_task(self.dispatcher.run())]
+        if self.config.server.observe_s is not None:
+            tasks.append(asyncio.create_task(self._observe(self.config.server.observe_s)))
         try:
             yield
         finally:
@@ -99,10 +99,10 @@ class Server:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _observe(self) -> None:
+    async def _observe(self, every_s: float) -> None:
         """Take what the subservers have measured, again and again, so that they need not keep it."""
         while True:
-            await asyncio.sleep(STATS_EVERY_S)
+            await asyncio.sleep(every_s)
             try:
                 self._reports = await self.dispatcher.ask("take_stats")
             except ApiError:

@@ -50,16 +50,35 @@ Event = TokenEvent | EndEvent
 
 @dataclass(slots=True)
 class _Open:
-    """A request in the system. Tokens come from several subservers, so they can overtake each other."""
+    """A request in the system. Tokens come from several subservers, so they can overtake each other.
 
+    `wire` is what subservers call it: another name after each restart, so that nothing late is taken for new.
+    `token_ids` and `authors` are the log of what was committed.
+    """
+
+    rid: str
+    wire: str
     entry: int  # subserver index
-    position: int = 0
+    prompt_ids: list[int]
+    opening: m.Opening
+    token_ids: list[int] = field(default_factory=list)
+    authors: list[int] = field(default_factory=list)
+    restarts: int = 0
+    aborted: bool = False
     early: dict[int, m.Tokens] = field(default_factory=dict)
     ended: m.Ended | None = None
 
+    @property
+    def position(self) -> int:
+        return len(self.token_ids)
+
 
 class Frontend:
-    """Not thread-safe: one caller polls. `models[i]` describes subserver i, once wait_ready has returned."""
+    """Not thread-safe: one caller polls. `models[i]` describes subserver i, once wait_ready has returned.
+
+    When a subserver is restarted, its requests are sent anew, with what was committed of them. The last committed
+    token is left out: its author draws it again, to the same effect, and so comes to know who goes on.
+    """
 
     def __init__(self, mailbox: Mailbox, spec: ClusterSpec, watch: Callable[[], None]) -> None:
         self.models: list[ModelInfo] = []
@@ -68,6 +87,8 @@ class Frontend:
         self.algorithms = [algorithm.build() for algorithm in spec.algorithms]
         self._index = {algorithm.name: i for i, algorithm in enumerate(self.algorithms)}
         self._open: dict[str, _Open] = {}
+        self._wires: dict[str, _Open] = {}
+        self._down: set[int] = set()
         self._names = itertools.count()
         self._events: list[Event] = []
         self._reports: dict[tuple[int, str], dict[str, Any]] = {}
@@ -101,10 +122,58 @@ class Frontend:
                 raise RuntimeError(f"subservers {missing} were not ready after {timeout_s:g} s")
         self.models = [msgspec.convert(ready[i].info, ModelInfo) for i in sorted(ready)]
         self.capacities = [ready[i].capacity for i in sorted(ready)]
-        eos = tuple(sorted({e for info in self.models for e in info.eos_token_ids}))
         for index in ready:
-            self._mailbox.post(index, m.Start(eos, min(info.vocab_size for info in self.models)))
+            self._mailbox.post(index, self._agreed())
         self._mailbox.flush()
+
+    def _agreed(self) -> m.Start:
+        eos = tuple(sorted({e for info in self.models for e in info.eos_token_ids}))
+        return m.Start(eos, min(info.vocab_size for info in self.models))
+
+    def lost(self, index: int) -> None:
+        """Subserver `index` has died and is being started anew: what it had a part in begins again when it is there."""
+        self._down.add(index)
+        for request in list(self._open.values()):
+            if request.aborted and index in self._bound(request):
+                self._drop(request)
+            elif index in self._bound(request):
+                over = m.Ended(request.wire, 0, FinishReason.ABORT, 0, (0, 0))
+                for peer in self._bound(request):
+                    self._mailbox.post(peer, over)
+                self._wires.pop(request.wire, None)
+                request.restarts += 1
+                request.wire = f"{request.rid}.{request.restarts}"
+                self._wires[request.wire] = request
+                request.early.clear()
+                request.ended = None  # what it counted may be lost
+        self._mailbox.flush()
+
+    def _drop(self, request: _Open) -> None:
+        """Aborted, and none of its subservers would answer."""
+        now = time.perf_counter()
+        self._close(request, m.Ended(request.wire, 0, FinishReason.ABORT, request.position, (0, 0)), now)
+
+    def _bound(self, request: _Open) -> list[int]:
+        return self.spec.algorithms[request.opening.algorithm].models
+
+    def _back(self, index: int) -> None:
+        self._mailbox.post(index, self._agreed())
+        self._mailbox.flush()  # by itself: a subserver reads nothing behind its Start before it serves
+        self._down.discard(index)
+        for request in self._open.values():
+            if index in self._bound(request):
+                self._send(request)
+        self._mailbox.flush()
+
+    def _send(self, request: _Open) -> None:
+        """To its entry, unless one of its subservers is missing: then it waits for that one."""
+        if self._down.isdisjoint(self._bound(request)):
+            kept, holder = max(0, request.position - 1), -1
+            if request.token_ids:
+                holder = request.authors[kept]
+            self._mailbox.post(request.entry, m.Submit(
+                request.wire, 0, request.prompt_ids + request.token_ids[:kept], request.opening,
+                request.authors[:kept], holder))
 
     def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, algorithm: str,
                params: Mapping[str, Any] | None = None) -> str:
@@ -127,16 +196,20 @@ class Frontend:
         subserver = self.spec.algorithms[number].models[entry]
         rid = f"r{next(self._names)}"
         opening = m.Opening(number, entry, len(prompt_ids), sampling, parsed)
-        self._open[rid] = _Open(subserver)
-        self._mailbox.post(subserver, m.Submit(rid, 0, list(prompt_ids), opening))
+        self._open[rid] = self._wires[rid] = request = _Open(rid, rid, subserver, list(prompt_ids), opening)
+        self._send(request)
         self._mailbox.flush()
         return rid
 
     def abort(self, rid: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request early; its EndEvent follows. Nothing happens if it is over already."""
         if (request := self._open.get(rid)) is not None:
-            self._mailbox.post(request.entry, m.Abort(rid, reason))
-            self._mailbox.flush()
+            request.aborted = True
+            if self._down.isdisjoint(self._bound(request)):
+                self._mailbox.post(request.entry, m.Abort(request.wire, reason))
+                self._mailbox.flush()
+            else:
+                self._drop(request)
 
     def poll(self, timeout_s: float) -> list[Event]:
         """All that has happened; waits up to `timeout_s` if nothing has. Raises what `watch` raises."""
@@ -151,33 +224,52 @@ class Frontend:
             if isinstance(message, m.Tokens):
                 self._on_tokens(message, now)
             elif isinstance(message, m.Ended):
-                if (request := self._open.get(message.rid)) is not None:
+                if (request := self._wires.get(message.rid)) is not None:
                     request.ended = message
-                    self._close_if_complete(message.rid, request, now)
+                    self._close_if_complete(request, now)
             elif isinstance(message, m.Report):
                 self._reports[sender, message.command] = message.body
+            elif isinstance(message, m.Ready):
+                self._back(sender)
             elif isinstance(message, m.Failed):
                 self._raise(sender, message)
         self._watch()
 
     def _on_tokens(self, tokens: m.Tokens, now: float) -> None:
-        request = self._open.get(tokens.rid)
-        if request is None or tokens.position < request.position:
+        request = self._wires.get(tokens.rid)
+        if request is None:
+            return
+        if tokens.position < request.position:  # drawn again after a restart
+            logged = request.token_ids[tokens.position : tokens.position + len(tokens.token_ids)]
+            if tokens.token_ids[: len(logged)] != logged:
+                self._fail(request, f"token {tokens.position} came out differently after a restart", now)
             return
         request.early[tokens.position] = tokens
         while (due := request.early.pop(request.position, None)) is not None:
-            self._events.append(TokenEvent(due.rid, due.position, due.token_ids, due.role, now, due.logprobs))
-            request.position += len(due.token_ids)
-        self._close_if_complete(tokens.rid, request, now)
+            position = request.position
+            self._events.append(TokenEvent(request.rid, position, due.token_ids, due.role, now, due.logprobs))
+            request.token_ids += due.token_ids
+            request.authors += [due.role] * len(due.token_ids)
+        self._close_if_complete(request, now)
 
-    def _close_if_complete(self, rid: str, request: _Open, now: float) -> None:
+    def _close_if_complete(self, request: _Open, now: float) -> None:
         """An end can overtake the last tokens. An abort does not wait for those that were cut off."""
         ended = request.ended
         if ended is None or (ended.reason is not FinishReason.ABORT and request.position < ended.num_output):
             return
-        del self._open[rid]
+        self._close(request, ended, now)
+
+    def _fail(self, request: _Open, error: str, now: float) -> None:
+        self._mailbox.post(request.entry, m.Abort(request.wire, FinishReason.ABORT))
+        self._mailbox.flush()
+        self._close(request, m.Ended(request.wire, 0, FinishReason.ABORT, request.position, (0, 0), error), now)
+
+    def _close(self, request: _Open, ended: m.Ended, now: float) -> None:
+        del self._open[request.rid]
+        self._wires.pop(request.wire, None)
         handoffs, discarded = ended.counts
-        self._events.append(EndEvent(rid, ended.reason, request.position, handoffs, discarded, ended.error, now))
+        self._events.append(EndEvent(
+            request.rid, ended.reason, request.position, handoffs, discarded, ended.error, now))
 
     def _raise(self, index: int, failed: m.Failed) -> None:
         name = self.spec.models[index].name
@@ -203,7 +295,7 @@ class Frontend:
         Raises AssertionError. The last messages between subservers get SETTLE_S to arrive.
         """
         deadline = time.monotonic() + SETTLE_S
-        expected = sorted(self._open)
+        expected = sorted(self._wires)
         while any(report["active"] != expected for report in self._ask("check")):
             assert time.monotonic() < deadline, f"active counts still differ from the front end's {expected}"
         for index, report in enumerate(self._ask("check")):

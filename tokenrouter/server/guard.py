@@ -67,8 +67,8 @@ def guarded(handler: Handler, keys: Keys, metrics: Metrics, *, admin: bool, open
             response = Response(status_code=499)
         except Exception:
             log.exception("%s %s", request.method, request.url.path)
-            error = ApiError(500, "an error inside the server; its log says more", code="internal_error")
-            response = json_response(error.body, 500)
+            told = ApiError(500, "an error inside the server; its log says more", code="internal_error")
+            response = json_response(told.body, 500)
         if response.status_code >= 400:
             metrics.refused.labels(response.status_code).inc()
         if not open_to_all:

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         logging.getLogger("tokenrouter").setLevel(logging.INFO)
     listener = listen(config.server)
     try:
-        with Cluster(spec) as cluster:
+        with Cluster(spec, on_death=config.cluster.on_death, max_restarts=config.cluster.max_restarts) as cluster:
             server = Server(config, cluster.frontend, tokenizer)
             host, port = listener.getsockname()[:2]
             print(f"serving {', '.join(route.id for route in server.routes)} at http://{host}:{port}/v1", flush=True)

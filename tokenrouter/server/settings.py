@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
@@ -27,6 +27,7 @@ from tokenrouter.config import (
 )
 from tokenrouter.core import InputError
 from tokenrouter.paths import ROOT
+from tokenrouter.server.routes import Routes
 
 OPEN_SECTIONS = frozenset({"algo"})
 STAY = {"_target_": "tokenrouter.interface.StayRouter"}
@@ -45,7 +46,13 @@ class ServerSettings(Strict, kw_only=True):
     drain_s: PositiveFloat
     max_body_mb: PositiveFloat
     max_choices: Positive
+    observe_s: PositiveFloat | None
     log: bool
+
+
+class ClusterSettings(Strict, kw_only=True):
+    on_death: Literal["fail", "restart"]
+    max_restarts: Natural
 
 
 class SamplingDefaults(Strict, kw_only=True):
@@ -62,6 +69,7 @@ class ServeConfig(Strict, kw_only=True):
     batching: BatchingConfig
     hardware: HardwareConfig
     server: ServerSettings
+    cluster: ClusterSettings
     sampling: SamplingDefaults
 
 
@@ -73,7 +81,9 @@ def read(overrides: Sequence[str]) -> tuple[ServeConfig, ClusterSpec]:
     algorithms = [config.algo]
     for name in config.server.algorithms:
         algorithms.append(_compose([*(o for o in overrides if not o.startswith("algo=")), f"algo={name}"]).algo)
-    return config, cluster_spec(config, algorithms)
+    spec = cluster_spec(config, algorithms)
+    Routes((algorithm.build() for algorithm in spec.algorithms), config.server.thresholds)  # refuses what none can be
+    return config, spec
 
 
 def cluster_spec(config: ServeConfig, algorithms: Sequence[AlgoConfig]) -> ClusterSpec:

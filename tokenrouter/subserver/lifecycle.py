@@ -73,12 +73,15 @@ class Lifecycle:
         opening = submit.opening
         role = opening.entry
         request = self._open(submit.rid, submit.incarnation, role, opening)
-        request.ids = list(submit.prompt_ids)
+        request.ids, request.authors = list(submit.prompt_ids), list(submit.authors)
         request.known[role] = len(request.ids)
         self.scheduler.add(request, time.perf_counter())
         admitted = m.Admitted(submit.rid, submit.incarnation, opening.algorithm)
         for peer in self._peers(opening.algorithm):
             self.mailbox.post(peer, admitted)
+        if submit.holder not in (-1, role):
+            self._post_handoff(request, submit.holder, 0)
+            self.scheduler.depart(request)
 
     def _on_handoff(self, sender: int, handoff: m.Handoff) -> None:
         if self._is_over(handoff.rid, handoff.incarnation):

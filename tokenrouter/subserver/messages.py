@@ -29,12 +29,17 @@ class Opening(msgspec.Struct, array_like=True):
 
 
 class Submit(_Message):
-    """Front end -> entry: a new request."""
+    """Front end -> entry: a new request, or one to go on with after a subserver died.
+
+    Then `authors` wrote what follows the prompt in `prompt_ids`, and `holder` (a role; -1: the entry) writes next.
+    """
 
     rid: str
     incarnation: int
     prompt_ids: list[int]
     opening: Opening
+    authors: list[int] = []
+    holder: int = -1
 
 
 class Abort(_Message):
