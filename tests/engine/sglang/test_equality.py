@@ -23,7 +23,6 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reas
 
 ROOT = Path(__file__).parents[3]
 PAIR = ("small", "large")
-# Those of the pair: its weights are shipped, so that each of them is in what it is run with.
 ALGORITHMS = ("r2r", "entropy", "citer", "r_stitch", "random", "speculative")
 OTHER = {"me": {"roles": {role: {"_target_": "zoo.me.router.MERouter", "weights": [0.6, 0.4]} for role in PAIR},
                 "entry": {"_target_": "zoo.me.router.MEEntry", "weights": [0.6, 0.4]}}}
@@ -45,7 +44,11 @@ def algorithms() -> list[AlgorithmSpec]:
 
 @pytest.fixture(scope="module")
 def jobs() -> list[Job]:
-    """Two a algorithm and way of sampling."""
+    return make_jobs()
+
+
+def make_jobs() -> list[Job]:
+    """Four for each algorithm, three of them greedy."""
     tokenizer = AutoTokenizer.from_pretrained(path("small"))
     names = [spec.name for spec in algorithms()]
     made = []
