@@ -25,7 +25,7 @@ from transformers import AttentionInterface, GenerationConfig, PreTrainedTokeniz
 
 from zoo.models import SIZES, path
 from zoo.models.batches import IGNORE, Batch, Drills, problem_batches
-from zoo.models.tokenizer import build
+from zoo.models.tokenizer import CONTEXT, build
 
 DRILL_UNTIL = 0.7  # the part of a stage in which there are drills
 MUON_LR, ADAMW_LR = 0.02, 2e-3
@@ -69,7 +69,7 @@ class Recipe:
             head_dim=32,
             intermediate_size=self.intermediate,
             tie_word_embeddings=True,
-            max_position_embeddings=4096,
+            max_position_embeddings=CONTEXT,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,

@@ -22,7 +22,7 @@ def test_folder_loads_and_has_the_recipe_s_shape(size: str) -> None:
     config = AutoConfig.from_pretrained(path(size), local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(path(size), local_files_only=True)
     recipe = RECIPES[size]
-    assert (config.model_type, config.vocab_size, config.max_position_embeddings) == ("qwen3", 512, 4096)
+    assert (config.model_type, config.vocab_size, config.max_position_embeddings) == ("qwen3", 512, 16384)
     assert (config.hidden_size, config.num_hidden_layers) == (recipe.hidden, recipe.stages[-1].layers)
     assert config.tie_word_embeddings and model.dtype == torch.bfloat16
     with safe_open(path(size) / "model.safetensors", "pt") as weights:
