@@ -150,6 +150,8 @@ class Lifecycle:
         request = self.scheduler.requests.get(abort.rid)
         if request is not None:
             self.end(request, abort.reason)
+        else:  # it is over here, and the front end may not have heard of it
+            self.mailbox.post(m.FRONT_END, m.Ended(abort.rid, 0, abort.reason, 0, (0, 0)))
 
     def _on_control(self, sender: int, control: m.Control) -> None:
         if control.command == "stop":
