@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -195,9 +196,10 @@ class TestOnCuda:
         x.fill_(3.0)
         assert replay()[0].tolist() == [6.0] * 4
 
-    def test_tokens_are_those_of_transformers(self, make_model: MakeModel) -> None:
-        path = make_model("qwen3")
+    def test_tokens_are_those_of_transformers(self, make_model: MakeModel, tmp_path: Path) -> None:
+        model = plain_model(make_model("qwen3"))
+        model.save_pretrained(tmp_path)
         prompts = make_prompts((11, 3, 17, 40))
-        engine = TorchEngine(path, device="cuda", load_format="dummy", capacity_tokens=512, page_size=4, graphs=RANGE)
-        assert decode_ragged(engine, prompts, COUNT) == generate(plain_model(path), prompts, COUNT)
+        engine = TorchEngine(str(tmp_path), device="cuda", capacity_tokens=512, page_size=4, graphs=RANGE)
+        assert decode_ragged(engine, prompts, COUNT) == generate(model, prompts, COUNT)
         assert engine.counters.graph_decodes > 0 and engine.counters.graph_extends > 0

@@ -33,7 +33,7 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(path, revision=revision)
         if load_format == "dummy":
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), device:  # billions of numbers are slow to draw on a CPU
                 torch.manual_seed(seed)
                 model = _auto.from_config(config, dtype=DTYPES[dtype])
             if Path(path, "generation_config.json").exists():
@@ -68,10 +68,11 @@ def context_length(config: Any) -> int:
 
 def _randomize(model: Any, seed: int) -> None:
     """Weights so large that a layer adds more than it is given: otherwise greedy tokens repeat their input."""
-    generator = torch.Generator().manual_seed(seed)
     embedding = model.get_input_embeddings().weight
+    generator = torch.Generator(embedding.device).manual_seed(seed)
     for name, parameter in model.named_parameters():
         gain = 1.0 if parameter is embedding else 2.0
         scale = gain * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1 if name.endswith("bias") else 0.0
         if scale:
-            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+            numbers = torch.randn(parameter.shape, generator=generator, device=embedding.device)
+            parameter.data.copy_(numbers.mul_(scale))
