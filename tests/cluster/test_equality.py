@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -47,11 +48,12 @@ def truth(jobs: list[Job], folders: list[Path]) -> list[Record]:
     return [references[name].decode(prompt, sampling) for name, prompt, sampling in jobs]
 
 
-@pytest.mark.parametrize("B, capacity_tokens", [([1, 1, 1], 4096), ([1, 3, 3], 4096), ([1, 3, 3], 160)])
+@pytest.mark.parametrize("batching, capacity_tokens", [
+    (BatchingSpec(policy="eager"), 4096), (BatchingSpec(policy="hold"), 4096),
+    (BatchingSpec(policy="fixed", B=[1, 3, 3]), 160)], ids=["eager", "hold", "fixed and little room"])
 def test_the_runtime_tells_the_truth(make_spec: Callable[..., ClusterSpec], jobs: list[Job], truth: list[Record],
-                                     B: list[int], capacity_tokens: int):
-    spec = make_spec(ALGORITHMS, models=3, capacity_tokens=capacity_tokens,
-                     batching=BatchingSpec(policy="fixed", B=B))
+                                     batching: BatchingSpec, capacity_tokens: int):
+    spec = make_spec(ALGORITHMS, models=3, capacity_tokens=capacity_tokens, batching=batching)
     verdicts: Counter[str] = Counter()
     with Cluster(spec) as cluster:
         for concurrency in (1, 4, 16):
@@ -65,3 +67,14 @@ def test_the_runtime_tells_the_truth(make_spec: Callable[..., ClusterSpec], jobs
     assert all(report["timeouts"] == 0 for report in stats)
     taken = sum(report["evictions"] + report["preemptions"] for report in stats)
     assert (taken > 0) == (capacity_tokens < 4096), "a small pool must force evictions, a large one none"
+
+
+@pytest.mark.parametrize("policy", ["step_sync", "model_sync", "slo"])
+def test_every_system_writes_the_same(make_spec: Callable[..., ClusterSpec], jobs: list[Job], truth: list[Record],
+                                      policy: Any):
+    mine = [(job, true) for job, true in zip(jobs, truth, strict=True) if job[0] == "three"]
+    with Cluster(make_spec([ALGORITHMS[1]], models=3, batching=BatchingSpec(policy=policy))) as cluster:
+        for got, (_, true) in zip(serve(cluster.frontend, [job for job, _ in mine], 6), mine, strict=True):
+            assert compare(got, true).kind == "equal"
+        cluster.frontend.check()
+        assert all(report["timeouts"] == 0 and report["steps"] > 0 for report in cluster.frontend.stats())

@@ -46,6 +46,7 @@ class Controller:
         self.measured = Measured(self.index, count)
         self.figures: list[m.Figures | None] = [None] * count
         self._asked_at, self._planned_at = -math.inf, 0
+        self._question: tuple[int, tuple[m.Figures, ...]] = (0, ())
 
     def landed(self, step: Step, now: float) -> m.Figures | m.Plan | None:
         """After each step: what there is to tell, if anything."""
@@ -60,7 +61,8 @@ class Controller:
         known = [figures for figures in self.figures if figures is not None]
         if self.planner and self.planner.free and len(known) == len(self.figures) and self._due(own, step.active, now):
             self._asked_at, self._question = now, (step.active, tuple(known))
-            self.planner.ask(step.active, known, self.plan and scaled(self.plan.B, self.plan.active, step.active))
+            start = scaled(self.plan.B, self.plan.active, step.active) if self.plan else None
+            self.planner.ask(step.active, known, start)
         return own
 
     def _due(self, own: m.Figures, active: int, now: float) -> bool:

@@ -4,11 +4,14 @@ They are here to be compared with. Both are the best of their kind: nothing wait
 """
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from tokenrouter.subserver import messages as m
 from tokenrouter.subserver.controller import Planned
-from tokenrouter.subserver.policy import LaunchPolicy, Queue, Step, Verdict
+from tokenrouter.subserver.policy import LaunchPolicy, Queue, Sender, Step, Verdict
 
 
 class StepSync(LaunchPolicy):
@@ -20,7 +23,7 @@ class StepSync(LaunchPolicy):
     round = 0
     over = False  # whether this model is done with the round
 
-    def bind(self, mailbox, models) -> None:  # type: ignore[no-untyped-def]
+    def bind(self, mailbox: Sender, models: Sequence[Sequence[int]]) -> None:
         super().bind(mailbox, models)
         self._heard: defaultdict[int, dict[int, str]] = defaultdict(dict)
 
@@ -48,11 +51,11 @@ class StepSync(LaunchPolicy):
             self._heard[message.number][sender] = message.stage
 
     def patience_s(self, queue: Queue, now: float) -> float:
-        return float("inf")  # only messages change anything
+        return math.inf  # only messages change anything
 
-    def _say(self, stage: str) -> None:
+    def _say(self, stage: Literal["begin", "pass", "end"]) -> None:
         self.over = stage != "begin"
-        self.tell(m.Round(self.round, stage))  # type: ignore[arg-type]
+        self.tell(m.Round(self.round, stage))
 
 
 class ModelSync(Planned):
@@ -64,7 +67,7 @@ class ModelSync(Planned):
 
     holding: bool
 
-    def bind(self, mailbox, models) -> None:  # type: ignore[no-untyped-def]
+    def bind(self, mailbox: Sender, models: Sequence[Sequence[int]]) -> None:
         super().bind(mailbox, models)
         self.holding = self.index == 0
         self._stepped = False  # whether it has made a step since the baton came
@@ -80,6 +83,10 @@ class ModelSync(Planned):
         self.holding = False
         self.mailbox.post(target, m.Baton(self._waiting))
         return Verdict.WAIT
+
+    def threshold(self, active: Mapping[int, int]) -> int:
+        """B_i as it is used: no sum of B is too large where the baton moves on from an empty model."""
+        return self.thresholds(sum(active.values()))[self.index]
 
     def _next(self, queue: Queue) -> int:
         if not self.peers:
@@ -105,4 +112,4 @@ class ModelSync(Planned):
             self.holding, self._stepped, self._waiting = True, False, list(message.waiting)
 
     def patience_s(self, queue: Queue, now: float) -> float:
-        return float("inf")
+        return math.inf

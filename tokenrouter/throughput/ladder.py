@@ -116,8 +116,8 @@ def _compositions(n: int, parts: int) -> Iterator[Counts]:
 
 def _stationary(law: NDArray[np.float64]) -> NDArray[np.float64]:
     balance = np.vstack([law.T - np.eye(len(law)), np.ones(len(law))])
-    weight: NDArray[np.float64] = np.linalg.lstsq(balance, np.eye(len(law) + 1)[-1], rcond=None)[0].clip(0)
-    return weight / weight.sum()
+    weight = np.linalg.lstsq(balance, np.eye(len(law) + 1)[-1], rcond=None)[0].clip(0)
+    return np.asarray(weight / weight.sum())
 
 
 def _supported(spec: Spec) -> None:
