@@ -26,6 +26,8 @@ class Options(TrainOptions):
     batch_size=1024 epochs=50 patience=10 recall=0.95 recall_factor=1.
     """
 
+    problems: int = 1950  # of the `router` split
+    lr: float = 3e-4
     weight_decay: float = 5e-4
     num_logits: int = 32
     width: int = 64
@@ -33,7 +35,7 @@ class Options(TrainOptions):
     num_blocks: int = 1
     dropout: float = 0.1
     recall: float = 0.95  # of divergent proposals on held-out rows, which sets the threshold
-    recall_factor: float = 1.0  # on the weight of divergent rows
+    recall_factor: float = 0.1  # on the weight of divergent rows
 
     def check(self) -> None:
         super().check()
