@@ -65,6 +65,7 @@ def listen(settings: ServerSettings) -> socket.socket:
 async def serve(server: Server, listener: socket.socket) -> None:
     """Until a signal, after which requests under way may end, or until the cluster fails."""
     settings = server.config.server
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn handles it, and raises it once more when all is done
     http = _Uvicorn(server, uvicorn.Config(
         server.app, log_config=None, access_log=False, lifespan="on", timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(settings.drain_s))))

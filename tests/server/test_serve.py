@@ -1,0 +1,109 @@
+"""The command itself, on the embedded models: real processes, real signals."""
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tokenrouter.cli import main
+from tokenrouter.core import SamplingParams
+from tokenrouter.interface import Algorithm
+from tokenrouter.server.settings import read
+from zoo.reference import Reference, compare
+from zoo.walk import Record
+
+ROOT = Path(__file__).parents[2]
+PROMPT = [{"role": "user", "content": "Ann has 12 coins and finds 5 more. How many coins does she have?"}]
+
+
+class Running:
+    def __init__(self, *overrides: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tokenrouter.cli", "serve", "models=tiny", "server.port=0", *overrides],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        assert self.process.stdout is not None
+        url = re.search(r"http://[\d.:]+", self.process.stdout.readline())
+        assert url, self.process.communicate()[1]
+        self.client = httpx.Client(base_url=url[0], timeout=120)
+
+    def stop(self) -> None:
+        self.client.close()
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    started = Running("algo=entropy", "hardware.pin=[]")
+    yield started
+    started.stop()
+
+
+def test_the_answer_is_the_references(running: Running):
+    body = {"messages": PROMPT, "temperature": 0, "max_tokens": 40, "ignore_eos": True, "return_routing": True,
+            "repetition_penalty": 1.3, "min_tokens": 20, "routing": {"threshold": 0.1}}
+    choice = running.client.post("/v1/chat/completions", json=body).json()["choices"][0]["routing"]
+    prompt = running.client.post("/tokenize", json={"messages": PROMPT}).json()["tokens"]
+    config, spec = read(["algo=entropy"])
+    algorithm = Algorithm("entropy", tuple(config.algo.roles), config.algo.roles, config.algo.entry)
+    sampling = SamplingParams(choice["seed"], 40, ignore_eos=True, repetition_penalty=1.3, min_tokens=20)
+    got = Record(prompt, sampling, {"threshold": 0.1}, choice["token_ids"], choice["token_models"], "length",
+                 choice["handoffs"], choice["discarded"])
+    true = Reference.load(algorithm, [m.path for m in spec.models]).decode(prompt, sampling, {"threshold": 0.1})
+    assert compare(got, true).kind != "diverged" and set(got.token_models) == {0, 1}
+
+
+def test_a_subserver_that_is_killed_is_not_noticed_by_clients(running: Running):
+    body = {"prompt": [5, 6, 7], "temperature": 1.0, "seed": 1, "max_tokens": 300, "ignore_eos": True, "n": 4}
+    whole = running.client.post("/v1/completions", json=body).json()
+    children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
+    text = [""] * 4
+    with running.client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        for number, line in enumerate(filter(None, response.iter_lines())):
+            if number == 100:
+                os.kill(int(children[-1]), signal.SIGKILL)
+            if line != "data: [DONE]":
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    text[choice["index"]] += choice["text"]
+    assert text == [choice["text"] for choice in whole["choices"]]
+
+
+def test_on_sigterm_what_is_under_way_ends_and_nothing_is_left(running: Running):
+    """Runs last: it ends the server."""
+    body = {"prompt": [5], "temperature": 1.0, "max_tokens": 400, "ignore_eos": True, "stream": True,
+            "stream_options": {"include_usage": True}}
+    with running.client.stream("POST", "/v1/completions", json=body) as response:
+        lines = filter(None, response.iter_lines())
+        next(lines)
+        running.process.send_signal(signal.SIGTERM)
+        rest = list(lines)
+    assert rest[-1] == "data: [DONE]" and json.loads(rest[-2][6:])["usage"]["completion_tokens"] == 400
+    deadline = time.monotonic() + 60
+    while running.process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert running.process.returncode == 0
+    with pytest.raises(httpx.ConnectError):
+        running.client.get("/health")
+    assert running.process.stderr is not None
+    logged = [json.loads(line) for line in running.process.stderr.read().splitlines()]
+    assert {"method", "path", "status", "ms"} <= set(logged[0]) and "cmpl-" in logged[0]["id"]
+
+
+@pytest.mark.parametrize("override, message", [
+    ("server.port=70000", r"server\.port=70000: allowed is"), ("server.prot=1", r"server\.prot=1: unknown; allowed is"),
+    ("server.host=203.0.113.1", r"server\.host=203\.0\.113\.1"), ("server.thresholds=[2.0]", "server.thresholds"),
+    ("server.algorithms=[nothing]", "algo=nothing: allowed is one of"), ("models=nothing", "models=nothing"),
+])
+def test_what_is_wrong_with_the_configuration_is_told_before_anything_starts(
+        capsys: pytest.CaptureFixture[str], override: str, message: str):
+    assert main(["serve", "algo=entropy", override]) == 2
+    assert re.match(message, capsys.readouterr().err)
