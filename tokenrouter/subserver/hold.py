@@ -39,7 +39,7 @@ class Hold(Planned):
 
     def decide(self, queue: Queue, now: float) -> Verdict:
         verdict = super().decide(queue, now)
-        if verdict is Verdict.LAUNCH and not queue.prompt and not queue.full and self._worth_waiting(queue.ready, now):
+        if verdict is Verdict.LAUNCH and self._worth_waiting(queue.ready, now) and not queue.prompt and not queue.full:
             return Verdict.HOLD
         return verdict
 
