@@ -33,10 +33,10 @@ class Options(TrainOptions):
 
     problems: int = 600
     base: Literal["tuned", "frozen"] = "tuned"  # whether the base learns too, or the head alone
-    lr: float = 2e-4  # of the base and the head together
+    lr: float = 1e-3  # of the base and the head together
     batch_size: int = 16  # answers a step of theirs
-    epochs: int = 6
-    patience: int = 1
+    epochs: int = 10
+    patience: int = 2
     warmup: float = 0.04  # share of the steps in which the learning rate rises, before it falls to zero
     head_lr: float = 1e-2  # of the head alone
     head_batch: int = 1024  # positions a step of its own
