@@ -14,7 +14,6 @@ import torch
 from tokenrouter.core import FinishReason, InputError, Request, SamplingParams
 from tokenrouter.interface import Algorithm, BaseRouter, EntryContext, PeerReq, RequestView
 from tokenrouter.proposals import Proposals, propose
-from tokenrouter.sampling import Draw, draw_of
 
 _MAX_STALL = 64  # handoffs in a row that accept nothing: the routers send the request in circles
 
@@ -65,11 +64,6 @@ class Walk:
     @property
     def router(self) -> BaseRouter:
         return self.routers[self.role]
-
-    @property
-    def draw(self) -> Draw:
-        """How the next proposal is sampled."""
-        return draw_of(self.request, self.eos)
 
     def view(self, proposal: int) -> RequestView:
         """What the holder's router sees of the request after a step."""
