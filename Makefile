@@ -36,7 +36,7 @@ clients: $(VENV)/installed .venv-openai/installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) build *.egg-info
+	rm -rf $(VENV) $(SGLANG_VENV) .venv-openai build *.egg-info
 
 # The stamps: nothing is installed again until pyproject.toml changes.
 $(VENV)/installed: pyproject.toml | $(BIN)/python
