@@ -56,6 +56,7 @@ def test_the_published_figures_are_of_this_router(setup: Setup) -> None:
     rows = published["algorithms"]
     assert published["problems"] >= 1000 and "test" in published["data"]
     assert rows["r2r"]["threshold"] == setup.config["algo"]["threshold"]
+    assert rows["r2r"]["quality"] >= 0.98
     assert rows["r2r"]["llm_token_fraction"] <= 2 * rows["oracle"]["llm_token_fraction"]
     assert rows["slm_only"]["quality"] < rows["random"]["quality"] < 0.9 < rows["r2r"]["quality"]
 
