@@ -139,6 +139,22 @@ def test_no_room_changes_nothing(engine: SglangEngine) -> None:
 
 
 @with_sglang
+def test_a_prefix_that_is_promised_away_is_not_adopted(engine: SglangEngine) -> None:
+    a, b = make_prompts((100, 90))
+    engine.open("a", a)
+    append(engine, "a", a)
+    engine.free("a", a)
+    engine.open("b", b)
+    assert engine.allocate("b", len(b))  # from what the cache holds
+    assert engine.open("c", a) == 0
+    assert not engine.allocate("c", len(a))
+    engine.step([Row("b", b)])
+    engine.check(["b", "c"])
+    engine.free("b")
+    engine.free("c")
+
+
+@with_sglang
 def test_more_sequences_than_rows_wait(engine: SglangEngine) -> None:
     prompt = make_prompts((3,))[0]
     rids = [f"r{n}" for n in range(5)]

@@ -71,11 +71,14 @@ class SglangEngine:
             return 0
         self.counters.prefix_lookups += 1
         length = self._runtime.adopt(sequence.req, ids[:-1])
+        if self._free_tokens() < 0:  # what it adopted was to make the room that others were promised
+            self._runtime.truncate(sequence.req, 0)
+            length = 0
         self.counters.prefix_hit_tokens += length
         return length
 
     def allocate(self, rid: str, num_tokens: int) -> bool:
-        """The promise is kept by whoever allocates next: SGLang's batches take their slots when they are made."""
+        """A promise: SGLang's batch takes the slots when it is made, and nobody else can have them until then."""
         sequence = self._sequence(rid)
         more = max(0, num_tokens - sequence.room)
         row = not sequence.row and not self._runtime.holds_row(sequence.req)
