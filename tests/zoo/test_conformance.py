@@ -21,6 +21,7 @@ test_entropy = conformance("entropy")
 test_random = conformance("random")
 test_r_stitch = conformance("r_stitch")
 test_me = conformance("me")
+test_r2r = conformance("r2r", models="tiny")
 
 
 class Neighbours(EntropySmall):
