@@ -40,6 +40,7 @@ class OfficialConfig(Strict, kw_only=True):
 
 class LoadConfig(Strict, kw_only=True):
     mode: Literal["closed"]
+    via: Literal["inproc", "http"]
     concurrency: Positive
     num_requests: Positive
     warmup: Natural

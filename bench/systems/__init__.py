@@ -32,6 +32,12 @@ class Service(Protocol):
 def serve(config: RunConfig, spec: ClusterSpec) -> AbstractContextManager[Service]:
     """Start the system that `config` names; leaving the context stops it."""
     target = config.system.target
+    if config.load.via == "http":
+        if target != "bench.systems.tokenrouter.serve":
+            raise InputError(f"load.via=http: allowed with system=tokenrouter, not with {config.system.name}")
+        from bench.systems import http  # the web server, which other runs need not load
+
+        return http.serve(spec, config.models)
     try:
         starter: Callable[..., AbstractContextManager[Service]] = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
