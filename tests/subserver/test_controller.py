@@ -102,4 +102,4 @@ def test_the_count_counts_at_once():
     system.run(300, 0.35, (6.0, 27.9), 8)
     counts = (8, 7, 4, 3, 2, 1)
     B = [system.policies[1].threshold({0: active}) for active in counts]
-    assert B == sorted(B, reverse=True) and B[-1] == 1 and all(b <= n for b, n in zip(B, counts, strict=True))
+    assert sorted(B, reverse=True) == B and B[-1] == 1 and all(b <= n for b, n in zip(B, counts, strict=True))
