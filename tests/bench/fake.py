@@ -75,7 +75,8 @@ class FakeService:
 def report(transitions: list[int], commits: list[int], role: int) -> dict[str, Any]:
     return {
         "duration_s": 2.0, "steps": 3, "busy_s": 1.0, "compute_s": 0.8, "step_ms": [1.0, 2.0, 3.0],
-        "start_s": [0.0, 0.1, 0.2], "batch_size": [1, 2, 2], "tokens": [1, 2, 2], "thresholds": [1, 1, 1], "admission_ms": [0.5, 1.5],
+        "start_s": [0.0, 0.1, 0.2], "batch_size": [1, 2, 2], "tokens": [1, 2, 2], "thresholds": [1, 1, 1],
+        "admission_ms": [0.5, 1.5],
         "transitions": {"r2r": transitions}, "commits": {"r2r": commits}, "role": {"r2r": role}, "threshold_B": 1,
         "timeouts": 0, "evictions": 0, "preemptions": 0, "engine": {},
     }
