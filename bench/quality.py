@@ -58,7 +58,8 @@ def main(arguments: list[str]) -> None:
     setup = setups["llm_only"]
     workload, tasks = setup.problems("test", options.problems)
     length = max(len(setup.prompt(task)) for task in tasks) + workload.max_tokens
-    engines = {role: setup.engine(role, options.decode_batch, length) for role in ("small", "large")}
+    roles = {"small", "large", *(role for one in setups.values() for role in one.algorithm.roles)}
+    engines = {role: setup.engine(role, options.decode_batch, length) for role in sorted(roles)}
     outcomes: dict[str, Outcome] = {}
     answers: list[Record] = []
     with progress_bar() as bar:

@@ -33,7 +33,7 @@ def test_choices_that_do_not_exist(composed: Compose, group: str, choice: str) -
 
 @pytest.mark.parametrize(("override", "said"), [
     ("nope=1", "nope=1: unknown; allowed is one of algo, workload, "),
-    ("load.nope=1", "load.nope=1: unknown; allowed is one of mode, concurrency, "),
+    ("load.nope=1", "load.nope=1: unknown; allowed is one of mode, via, concurrency, "),
     ("workload.nope=1", "workload.nope=1: unknown; allowed is a field that the yaml in conf/workload/ has"),
     ("nope", "nope: not understood; allowed is group=choice or group.field=value"),
     ("batching.B=[1,", "batching.B=[1,: not understood; allowed is group=choice or group.field=value"),
@@ -51,7 +51,7 @@ def test_what_cannot_be_composed(composed: Compose, override: str, said: str) ->
     (["load.warmup=-1"], "load.warmup=-1: allowed is a whole number >= 0"),
     (["load.seed=1.5"], "load.seed=1.5: allowed is a whole number >= 0"),
     (["load.mode=open"], "load.mode='open': allowed is closed"),
-    (["+load.nope=1"], "load.nope: unknown; allowed is one of mode, concurrency, "),
+    (["+load.nope=1"], "load.nope: unknown; allowed is one of mode, via, concurrency, "),
     (["~load.seed"], "load.seed: missing"),
     (["algo.threshold=1.5"], "algo.threshold=1.5: allowed is a number in [0, 1], or never, or always"),
     (["algo.threshold=-0.1"], "algo.threshold=-0.1: allowed is a number in [0, 1], or never, or always"),
