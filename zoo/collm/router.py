@@ -6,44 +6,30 @@ from typing import Any
 
 import torch
 
-from tokenrouter.core import InputError
 from tokenrouter.interface import ModelContext, Param
-from zoo import weights
-from zoo.returning import PairedReturn
-from zoo.threshold import Tensors, ThresholdRouter
+from zoo.threshold import Tensors
+from zoo.trained import PairedReturn, TrainedRouter
 
 KIND = "collm"
 
 
-class CoLLMBase(ThresholdRouter):
-    """Leaves when the probability of deferring is > threshold; the proposal is discarded.
-
-    `weights`: see zoo.weights. They fit one pair of a base and a large model and refuse others.
-    """
+class CoLLMBase(TrainedRouter):
+    """Leaves when the probability of deferring is > threshold; the proposal is discarded."""
 
     params = (Param("threshold", 0.5, 0.0, 1.0, "probability of deferring above which a proposal is routed",
                     sends="above"),)
-    needs = frozenset({"hidden_states"})
+    kind = KIND
+    trained_as = "base"
     leaves = ">"
-    weights: str = ""
 
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**config)
-        self._tensors, self._metadata = weights.load(self.weights, KIND)
+    def build(self, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any], model: ModelContext) -> None:
+        self._vector = tensors["vector"].to(model.device)
 
-    def setup(self, model: ModelContext) -> None:
-        super().setup(model)
-        weights.check_model(self.weights, self._metadata, "base", model)
-        self._vector = self._tensors["vector"].to(model.device)
-
-    def score(self, tensors: Tensors, params: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """[B] probabilities of deferring; a row that has none (NaN) counts as certain."""
-        if tensors.hidden is None:
-            raise InputError("hidden_states: missing; allowed for Co-LLM is a step result that has them")
-        return (tensors.hidden.float() @ self._vector).sigmoid().nan_to_num(nan=1.0)
+    def logit(self, tensors: Tensors, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden @ self._vector
 
 
 class CoLLMLarge(PairedReturn):
-    """Keeps one token and returns."""
+    """Keeps one token and returns; sits on the large model that the weights were trained with."""
 
     kind = KIND

@@ -7,45 +7,32 @@ from typing import Any
 
 import torch
 
-from tokenrouter.core import InputError
 from tokenrouter.interface import ModelContext, Param, StayRouter, StepResult
-from zoo import weights
 from zoo.query_level.network import WinRate
-from zoo.threshold import Tensors, ThresholdRouter
+from zoo.threshold import Tensors
+from zoo.trained import Trained, TrainedRouter
 
 KIND = "query_level"
 
 
-class QuerySmall(ThresholdRouter):
+class QuerySmall(TrainedRouter):
     """Decides once, at the first proposal: leaves for good where the large model's win rate is >= threshold.
 
     The win rate is read from the small model's state behind the prompt: what routing costs is that prompt's prefill.
-    `weights`: see zoo.weights.
     """
 
     params = (Param("threshold", 0.5, 0.0, 1.0, "win rate of the large model from which on it writes the answer",
                     sends="above"),)
-    needs = frozenset({"hidden_states"})
+    kind = KIND
     leaves = ">="
-    weights: str = ""
 
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**config)
-        self._tensors, self._metadata = weights.load(self.weights, KIND)
-
-    def setup(self, model: ModelContext) -> None:
-        super().setup(model)
-        weights.check_model(self.weights, self._metadata, "small", model)
-        self._network = WinRate(model.hidden_size, self._metadata["width"], 0.0)
-        self._network.load_state_dict(self._tensors)
+    def build(self, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any], model: ModelContext) -> None:
+        self._network = WinRate(model.hidden_size, metadata["width"], 0.0)
+        self._network.load_state_dict(tensors)
         self._network.to(model.device).eval()
 
-    def score(self, tensors: Tensors, params: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """[B] win rates of the large model; a row that has none (NaN) counts as certain."""
-        if tensors.hidden is None:
-            raise InputError("hidden_states: missing; allowed for query_level is a step result that has them")
-        with torch.inference_mode():
-            return self._network(tensors.hidden.float()).sigmoid().nan_to_num(nan=1.0)
+    def logit(self, tensors: Tensors, hidden: torch.Tensor) -> torch.Tensor:
+        return self._network(hidden)
 
     def scores(self, result: StepResult) -> tuple[torch.Tensor, torch.Tensor]:
         """Behind the first token nothing leaves any more, whatever the threshold."""
@@ -54,15 +41,8 @@ class QuerySmall(ThresholdRouter):
         return score.masked_fill(begun, -math.inf), threshold
 
 
-class QueryLarge(StayRouter):
-    """Writes the answer to its end; checks that it sits on the model that the weights were trained with."""
+class QueryLarge(Trained, StayRouter):
+    """Writes the answer to its end."""
 
-    weights: str = ""
-
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**config)
-        _, self._metadata = weights.load(self.weights, KIND)
-
-    def setup(self, model: ModelContext) -> None:
-        super().setup(model)
-        weights.check_model(self.weights, self._metadata, "large", model)
+    kind = KIND
+    trained_as = "large"
