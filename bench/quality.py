@@ -20,9 +20,10 @@ from rich.table import Table
 
 from tokenrouter.core import InputError
 from tokenrouter.engine.base import Engine
+from zoo.cli import convert, progress_bar, run, split_arguments
 from zoo.offline import Offline, teacher_forced
 from zoo.quality import Outcome, as_row, measure
-from zoo.setup import Setup, convert, progress_bar, run, split_arguments
+from zoo.setup import Setup
 from zoo.walk import Record
 
 

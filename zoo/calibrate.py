@@ -21,9 +21,10 @@ from rich.table import Table
 from tokenrouter.core import InputError
 from tokenrouter.interface import BaseRouter, StepResult
 from tokenrouter.paths import ROOT, resolve
+from zoo.cli import convert, progress_bar, run, split_arguments
 from zoo.offline import Offline
 from zoo.quality import Outcome, as_row, measure
-from zoo.setup import Setup, convert, progress_bar, run, split_arguments
+from zoo.setup import Setup
 from zoo.threshold import ThresholdRouter
 
 METRICS = {"llm_fraction": "llm_token_fraction", "handoff": "handoff", "quality": "quality"}

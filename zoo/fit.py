@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tokenrouter.core import InputError
-from zoo.setup import progress_bar
+from zoo.cli import progress_bar
 
 Loss = Callable[[torch.Tensor], tuple[torch.Tensor, int]]
 """[n] indices of examples -> their mean loss, and over how many terms it is the mean."""

@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from tokenrouter.core import InputError
 from zoo import weights
+from zoo.cli import progress_bar
 from zoo.fit import TrainOptions
 from zoo.offline import Progress, context_of
-from zoo.setup import Setup, progress_bar, same_answer
+from zoo.setup import Setup, same_answer
 from zoo.tasks.rows import Task
 from zoo.walk import Record
 

@@ -1,26 +1,21 @@
-"""What the zoo's commands share: `key=value` arguments, and from conf/ the algorithm, the models and the problems.
+"""What a command works on: from conf/ the algorithm, the models and the problems.
 
-`algo=`, `models=` and `workload=` choose a file of conf/, `group.field=value` overrides a field of it; every other key
-is the command's own.
+`algo=`, `models=` and `workload=` choose a file of conf/, `group.field=value` overrides a field of it.
 """
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
 from tokenrouter.cluster.models import check_vocabularies, load_tokenizer, locate
 from tokenrouter.core import InputError
@@ -28,41 +23,11 @@ from tokenrouter.engine import load_engine
 from tokenrouter.engine.base import Engine
 from tokenrouter.interface import Algorithm
 from tokenrouter.paths import ROOT
+from zoo.cli import GROUPS
 from zoo.tasks.answers import check_kind, extract, plainly_equal, verified
 from zoo.tasks.rows import Task
 from zoo.tasks.workload import Workload, load_workload
 from zoo.walk import Record
-
-GROUPS = ("algo", "models", "workload")
-Options = TypeVar("Options", bound=msgspec.Struct)
-
-
-def split_arguments(arguments: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Overrides for conf/, and the command's own keys."""
-    overrides, own = [], {}
-    for argument in arguments:
-        key, found, value = argument.partition("=")
-        if not found:
-            raise InputError(f"{argument}: allowed is key=value")
-        if key.split(".")[0] in GROUPS:
-            overrides.append(argument)
-        else:
-            own[key] = value
-    return overrides, own
-
-
-def convert(values: dict[str, str], options: type[Options]) -> Options:
-    """The command's own keys as its options; InputError for an unknown, missing or ill-typed one."""
-    known = {field.encode_name for field in msgspec.structs.fields(options)}
-    for key in values:
-        if key not in known:
-            raise InputError(f"{key}={values[key]}: unknown; allowed are {', '.join([*GROUPS, *sorted(known)])}")
-    try:
-        return msgspec.convert(values, options, strict=False)
-    except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$.")
-        key = place.rstrip("`")
-        raise InputError(f"{key}={values[key]}: {reason}" if key else reason) from None
 
 
 @dataclass
@@ -142,20 +107,3 @@ def same_answer(answer: str | None, other: str | None) -> bool:
     return verified(answer, other) if plain is None else plain
 
 
-def progress_bar() -> Progress:
-    """A bar with count, time gone and time left; silent where nobody watches."""
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                    TimeRemainingColumn(), disable=not sys.stderr.isatty())
-
-
-def run(main: Callable[[list[str]], None]) -> None:
-    """A command: exit code 2 and one line for bad input."""
-    torch.set_num_threads(1)
-    disable_progress_bar()  # transformers', which would draw over ours
-    try:
-        main(sys.argv[1:])
-    except InputError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None

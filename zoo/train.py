@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 
 from tokenrouter.core import InputError
-from zoo.setup import Setup, convert, run, split_arguments
+from zoo.cli import convert, run, split_arguments
+from zoo.setup import Setup
 
 
 def main(arguments: list[str]) -> None:

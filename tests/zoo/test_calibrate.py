@@ -7,7 +7,8 @@ import pytest
 
 from tokenrouter.core import InputError
 from zoo.calibrate import LEVELS, default_file, parse_target, search
-from zoo.setup import Setup, convert, split_arguments
+from zoo.cli import convert, split_arguments
+from zoo.setup import Setup
 
 
 class MadeUp:

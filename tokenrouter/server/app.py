@@ -5,7 +5,6 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,25 +21,13 @@ from tokenrouter.server.dispatch import Dispatcher
 from tokenrouter.server.errors import ApiError
 from tokenrouter.server.frontend import Frontend
 from tokenrouter.server.generate import Generator, json_response
-from tokenrouter.server.guard import Handler, Keys, guarded, http_error, read_body
+from tokenrouter.server.guard import Keys, guarded, http_error, read_body
 from tokenrouter.server.metrics import Metrics
-from tokenrouter.server.openapi import document
+from tokenrouter.server.openapi import Endpoint, document
 from tokenrouter.server.prepare import Preparer
 from tokenrouter.server.routes import Route, Routes
 from tokenrouter.server.settings import ServeConfig
 from tokenrouter.server.wire import ChatWire, CompletionWire, Wire
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """`access`: who may call it. `body`: what it reads."""
-
-    path: str
-    methods: tuple[str, ...]
-    handler: Handler
-    summary: str
-    access: str = "user"  # open, user or admin
-    body: type[msgspec.Struct] | None = None
 
 
 class Server:

@@ -3,12 +3,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-if TYPE_CHECKING:
-    from tokenrouter.server.app import Endpoint
+from tokenrouter.server.guard import Handler
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """`access`: who may call it. `body`: what it reads."""
+
+    path: str
+    methods: tuple[str, ...]
+    handler: Handler
+    summary: str
+    access: str = "user"  # open, user or admin
+    body: type[msgspec.Struct] | None = None
+
 
 ERROR = {
     "type": "object", "required": ["error"],

@@ -19,6 +19,7 @@ from tokenrouter.core import InputError
 from tokenrouter.paths import resolve
 from tokenrouter.throughput.inputs import from_profile, read_json
 from tokenrouter.throughput.spec import Spec
+from zoo.cli import run
 from zoo.replay.runs import run_lengths
 
 
@@ -107,6 +108,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    from zoo.setup import run
-
     run(main)

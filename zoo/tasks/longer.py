@@ -17,6 +17,7 @@ import msgspec
 
 from tokenrouter.core import InputError
 from tokenrouter.paths import resolve
+from zoo.cli import convert, run, split_arguments
 from zoo.tasks.rows import Task
 
 
@@ -73,8 +74,6 @@ def find(folder: Path, tokens: int) -> Listed:
 
 
 def main(arguments: list[str]) -> None:
-    from zoo.setup import convert, split_arguments  # which load workloads, and so this module
-
     overrides, own = split_arguments(arguments)
     if overrides:
         raise InputError(f"{overrides[0]}: allowed are run=, tokens= and out=")
@@ -85,6 +84,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    from zoo.setup import run
-
     run(main)
