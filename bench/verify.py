@@ -31,6 +31,9 @@ def verify(folder: Path, progress: Progress) -> list[tuple[str, Any]]:
     try:
         values = yaml.safe_load((folder / "config.yaml").read_text())
         rows = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    except FileNotFoundError as error:
+        raise InputError(f"run={str(folder)!r}: has no {Path(error.filename).name}; allowed is the folder of a run "
+                         "that has measured something") from None
     except (OSError, ValueError) as error:
         raise InputError(f"run={str(folder)!r}: allowed is a run's folder ({error})") from None
     plan = prepare(values)

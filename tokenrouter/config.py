@@ -17,7 +17,7 @@ from tokenrouter.core import InputError
 
 Positive = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
+PositiveFloat = Annotated[float, Meta(gt=0, le=1e9)]  # finite
 Schema = TypeVar("Schema")
 
 
@@ -60,6 +60,7 @@ class EngineConfig(EngineSpec, kw_only=True, forbid_unknown_fields=True):
 class BatchingConfig(BatchingSpec, kw_only=True, forbid_unknown_fields=True):
     B: list[Positive]
     max_wait_s: PositiveFloat
+    slo_ms: PositiveFloat
 
 
 class HardwareConfig(HardwareSpec, kw_only=True, forbid_unknown_fields=True):

@@ -290,7 +290,11 @@ class Algorithm:
 
     def router(self, role: str) -> BaseRouter:
         spec = dict(self.routers[role])
-        made: BaseRouter = _class(spec)(**{k: v for k, v in spec.items() if k != "_target_"})
+        target = _class(spec)
+        if not issubclass(target, BaseRouter):
+            raise InputError(
+                f"_target_={spec['_target_']!r}: allowed is a subclass of tokenrouter.interface.BaseRouter")
+        made: BaseRouter = target(**{k: v for k, v in spec.items() if k != "_target_"})
         made.roles, made.role = self.roles, self.roles.index(role)
         for param in made.params:
             if param.per_role:
@@ -312,8 +316,11 @@ class Algorithm:
 
 
 def _class(spec: Mapping[str, Any]) -> Any:
-    target = spec.get("_target_")
+    target, allowed = spec.get("_target_"), "allowed is an importable package.module.Class"
     try:
-        return pkgutil.resolve_name(str(target))
+        found = pkgutil.resolve_name(str(target))
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"_target_={target!r}: allowed is an importable package.module.Class ({error})") from None
+        raise InputError(f"_target_={target!r}: {allowed} ({error})") from None
+    if not isinstance(found, type):
+        raise InputError(f"_target_={target!r}: {allowed}, this is none")
+    return found

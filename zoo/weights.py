@@ -32,6 +32,8 @@ def save(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str,
 def load(path: str, kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Tensors and metadata of a router of that kind. InputError where there is none."""
     allowed = f"allowed is a safetensors file of a trained {kind} router"
+    if not isinstance(path, str) or not resolve(path).is_file():  # configuration: it may be anything
+        raise InputError(f"weights={path!r}: {allowed}; there is no such file")
     try:
         with safe_open(resolve(path), framework="pt") as opened:
             metadata = json.loads((opened.metadata() or {}).get("router", "{}"))
