@@ -66,7 +66,7 @@ def test_what_cannot_be_composed(composed: Compose, override: str, said: str) ->
     (["batching=fixed", "batching.B=[1,2,3]"], "batching.B=[1, 2, 3]: allowed is 2 numbers >= 1"),
     (["batching=fixed", "batching.B=[1,0]"], "batching.B.1=0: allowed is a whole number >= 1"),
     (["batching=slo", "batching.slo_ms=nan"], "batching.slo_ms="),
-    (["algo=r2r", "algo.weights=null"], "weights=None: allowed is a safetensors file of a trained r2r router"),
+    (["algo=r2r", "algo.weights=null"], "algo.weights=None: allowed is a safetensors file of a trained r2r router"),
     (["algo.roles.large._target_=os.system"], "_target_='os.system': allowed is an importable package.module.Class"),
     (["algo.roles.large._target_=pathlib.Path"], "_target_='pathlib.Path': allowed is a subclass of "),
     (["batching.policy=nope"], "batching.policy='nope': allowed is one of eager, fixed"),
