@@ -9,7 +9,7 @@ from torch.nn import functional as F
 class ConfidenceNetwork(nn.Sequential):
     """[B, H] hidden states -> [B, 1] logit of "the small model's token is fine"; 4 H^2 + 8 H + 1 parameters.
 
-    Batch norm makes a training row depend on its batch: at least two rows a batch, and eval() for inference.
+    Batch norm makes a training row depend on its batch: at least two rows a batch, and evaluation mode for inference.
     """
 
     def __init__(self, hidden_size: int, dropout: float = 0.1) -> None:
