@@ -34,7 +34,7 @@ def toy_token(model: int, ids: Sequence[int]) -> int:
 
 
 class ToyEngine(PagedEngine):
-    device = torch.device("cpu")
+    device, asynchronous = torch.device("cpu"), False
 
     def __init__(self, model: int, pages: int, page_size: int = 4) -> None:
         self.model = model
@@ -55,7 +55,7 @@ class ToyEngine(PagedEngine):
                 logits.append(out)
         self.counters.steps += 1
         stacked = torch.stack(logits) if logits else torch.zeros(0, VOCAB)
-        return EngineOutput(stacked, torch.zeros(len(logits), 4), 0.0)
+        return EngineOutput(stacked, torch.zeros(len(logits), 4), lambda: 0.0)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(token_ids), 4)

@@ -39,12 +39,11 @@ class PeerReq:
 class RequestView:
     """A request as its router sees it, for the length of one call."""
 
-    __slots__ = ("_finished", "_request", "destination", "draw", "proposal")
+    __slots__ = ("_finished", "_proposal", "_request", "destination", "draw")
 
-    def __init__(self, request: Request, proposal: int | Sequence[int] = (), draw: Draw | None = None) -> None:
-        self._request = request
-        # One token, or those of a peer's drafts that this model accepts and one of its own.
-        self.proposal = [proposal] if isinstance(proposal, int) else list(proposal)
+    def __init__(self, request: Request, proposal: int | Sequence[int] | Callable[[], list[int]] = (),
+                 draw: Draw | None = None) -> None:
+        self._request, self._proposal = request, [proposal] if isinstance(proposal, int) else proposal
         self.draw = draw  # how the last of them was drawn
         self._finished = False
         self.destination = 0  # what route answered, while send runs
@@ -52,6 +51,16 @@ class RequestView:
     @property
     def rid(self) -> str:
         return self._request.rid
+
+    @property
+    def proposal(self) -> list[int]:
+        """One token, or those of a peer's drafts that this model accepts and one of its own.
+
+        Reading it waits for the device, where route otherwise runs ahead of it.
+        """
+        if not isinstance(self._proposal, list):
+            self._proposal = self._proposal() if callable(self._proposal) else list(self._proposal)
+        return self._proposal
 
     @property
     def origin_input_ids(self) -> list[int]:

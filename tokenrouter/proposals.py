@@ -1,7 +1,8 @@
 """From the logits of a step to one proposal for each request, and the row of them that its router gets to see."""
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import cache, partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -13,13 +14,17 @@ from tokenrouter.sampling import draw_of, sample
 
 
 class Proposals(NamedTuple):
-    """`rows` [B]: which of the step's rows each request's last proposed token comes from; `tokens` [B] these tokens.
+    """`rows`: which of the step's rows each request's last proposed token comes from; `tokens` [B] these tokens.
     `rejected[i]`: drafts that request i's model did not accept."""
 
     views: list[RequestView]
-    rows: torch.Tensor
+    rows: list[int]
     tokens: torch.Tensor
     rejected: list[int]
+
+
+def _one(tokens: Callable[[], list[int]], row: int) -> list[int]:
+    return [tokens()[row]]
 
 
 def propose(requests: Sequence[Request], routers: Sequence[BaseRouter], logits: torch.Tensor, vocab_size: int,
@@ -33,9 +38,10 @@ def propose(requests: Sequence[Request], routers: Sequence[BaseRouter], logits: 
     sampled = sample(logits, draws, vocab_size)
     counts = [request.num_logits for request in requests]
     if len(draws) == len(requests):
-        tokens = sampled.tolist()
-        views = [RequestView(*each) for each in zip(requests, tokens, draws, strict=True)]
-        return Proposals(views, torch.arange(len(requests), device=logits.device), sampled, [0] * len(requests))
+        tokens = cache(sampled.tolist)  # read when the first of the views is asked for its token
+        views = [RequestView(request, partial(_one, tokens, row), draw)
+                 for row, (request, draw) in enumerate(zip(requests, draws, strict=True))]
+        return Proposals(views, list(range(len(requests))), sampled, [0] * len(requests))
     views, rows, rejected = [], [], []
     own = sampled.tolist()
     for request, router, count, end in zip(requests, routers, counts, accumulate(counts), strict=True):
@@ -52,4 +58,4 @@ def propose(requests: Sequence[Request], routers: Sequence[BaseRouter], logits: 
         rows.append(part.start + len(proposal) - 1)
         views.append(RequestView(request, proposal, draws[rows[-1]]))
     last = torch.tensor([view.proposal[-1] for view in views], device=logits.device)
-    return Proposals(views, torch.tensor(rows, device=logits.device), last, rejected)
+    return Proposals(views, rows, last, rejected)

@@ -20,6 +20,7 @@ from tokenrouter.server.frontend import EndEvent, Event, Frontend, TokenEvent
 from tokenrouter.subserver import messages as m
 from tokenrouter.subserver.lifecycle import Lifecycle
 from tokenrouter.subserver.loop import Subserver
+from tokenrouter.subserver.mailbox import Outbox
 from tokenrouter.subserver.policies import make_policy
 from tokenrouter.subserver.routing import Routing
 from tokenrouter.subserver.scheduler import Scheduler
@@ -42,12 +43,12 @@ class Wire:
             inbox[pair[1]].append(self.queues[pair].popleft())
 
 
-class WireMailbox:
+class WireMailbox(Outbox):
     """A mailbox (tokenrouter/subserver/mailbox.py) whose socket is the wire."""
 
     def __init__(self, index: int, wire: Wire, inbox: dict[int, list[bytes]]) -> None:
-        self.index, self._wire, self._inbox = index, wire, inbox
-        self._outbox: dict[int, list[m.Message]] = {}
+        super().__init__(index, epoch=1)
+        self._wire, self._inbox = wire, inbox
 
     def receive(self, timeout_s: float = 0.0) -> Iterator[tuple[int, m.Message]]:
         arrived, self._inbox[self.index] = self._inbox[self.index], []
@@ -57,14 +58,11 @@ class WireMailbox:
                 yield envelope.sender, message
 
     def post(self, destination: int, message: m.Message) -> None:
-        self._outbox.setdefault(destination, []).append(message)
+        super().post(destination, message)
         self._wire.sent.append((self.index, destination, message))
 
-    def flush(self) -> None:
-        for destination, messages in self._outbox.items():
-            data = msgspec.msgpack.encode(m.Envelope(self.index, 1, messages))
-            self._wire.queues[self.index, destination].append(data)
-        self._outbox.clear()
+    def _send(self, destination: int, data: bytes) -> None:
+        self._wire.queues[self.index, destination].append(data)
 
 
 class InProcessCluster:

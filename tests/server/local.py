@@ -67,7 +67,7 @@ class ByteEngine(ToyEngine):
                 out[3 + toss(7, *ids[-1:]) % (VOCAB - 3)] += 4.0
                 logits.append(out)
         stacked = torch.stack(logits) if logits else torch.zeros(0, VOCAB)
-        return EngineOutput(stacked, torch.zeros(len(logits), 4), 0.0)
+        return EngineOutput(stacked, torch.zeros(len(logits), 4), lambda: 0.0)
 
 
 class LocalServer:

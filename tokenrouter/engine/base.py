@@ -51,12 +51,14 @@ class Row:
 @dataclass(slots=True)
 class EngineOutput:
     """`logits` [R, V] raw fp32, `hidden` [R, H] (last layer after the final norm), R = sum of num_logits,
-    in the order of the rows. `compute_s`: seconds in model execution proper, without batch assembly.
+    in the order of the rows. On an asynchronous engine they are still being computed: what is queued on the device
+    runs behind them, and reading them waits. `finish` waits too, and answers the seconds in model execution proper,
+    without batch assembly.
     """
 
     logits: torch.Tensor
     hidden: torch.Tensor
-    compute_s: float
+    finish: Callable[[], float]
 
 
 @dataclass(slots=True)
@@ -83,11 +85,13 @@ class EngineCounters:
 class Engine(Protocol):
     """One model over its own KV pool. Sequences are named by request id.
 
-    Life of a sequence: `open` -> (`allocate` -> `step`)* with `truncate` at will -> `free`.
+    Life of a sequence: `open` -> (`allocate` -> `step`)* with `truncate` at will -> `free`. `asynchronous`: a step is
+    queued on a device that computes by itself, so that there is time for other work until it is finished.
     """
 
     info: ModelInfo
     device: torch.device
+    asynchronous: bool
     counters: EngineCounters
 
     def capacity(self) -> Capacity: ...

@@ -1,4 +1,5 @@
-"""Emulated computing: waiting for exactly as long as a device would take, alone or shared with other processes."""
+"""The time that a device computes: measured, or emulated by waiting for as long as one would take, alone or shared
+with other processes."""
 from __future__ import annotations
 
 import atexit
@@ -9,8 +10,11 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import torch
 
 _SPIN_S = 2e-4  # a sleep may end this much late: the rest is waited awake
 _POLL_S = 5e-4  # how often a slowed step looks at who else is running
@@ -24,6 +28,33 @@ def wait_until(deadline: float) -> None:
         time.sleep(left)
     while time.perf_counter() < deadline:
         pass
+
+
+class Stopwatch:
+    """Times what `device` is told to do from now on until `stop`, without waiting for it before that is asked."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._began = self._mark()
+
+    def _mark(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def stop(self) -> Callable[[], float]:
+        """Waits for the device up to here, and answers the seconds that it took."""
+        ended = self._mark()
+
+        def elapsed() -> float:
+            if not self._cuda:
+                return float(ended - self._began)
+            ended.synchronize()
+            return float(self._began.elapsed_time(ended) / 1e3)
+
+        return elapsed
 
 
 class EmulatedDevice:
@@ -42,12 +73,16 @@ class EmulatedDevice:
         """Seconds of a clock that all processes of the machine share (CLOCK_MONOTONIC on Linux)."""
         return time.perf_counter()
 
-    def compute(self, start: float, seconds: float) -> float:
+    def begin(self, start: float) -> None:
+        """Let others know of a step that began at `start`."""
+        if self._board is not None:
+            self._board.begin(start)
+
+    def finish(self, start: float, seconds: float) -> float:
         """Wait until `seconds` of computing that began at `start` are done; returns how long that was."""
         if self._board is None:
             wait_until(start + seconds)
         else:
-            self._board.begin(start)
             self._compute_shared(self._board, start, seconds)
             self._board.end(time.perf_counter())
         return time.perf_counter() - start

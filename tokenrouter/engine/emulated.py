@@ -10,6 +10,7 @@ import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -90,6 +91,12 @@ def _convert(field: str, raw: Any, kind: type[_T]) -> _T:
         raise InputError(f"{field}{key[0] if key else ''}={value!r}: {reason}") from None
 
 
+@cache
+def _nothing(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and hidden states that say nothing, made once: whoever is given them leaves them as they are."""
+    return torch.zeros(rows, VOCAB_SIZE), torch.zeros(rows, 1)
+
+
 def _hurry() -> None:
     """Real-time priority for this process where it may have one: else steps end later where others run.
 
@@ -118,7 +125,7 @@ class EmulatedEngine(PagedEngine):
         if capacity_tokens < settings.page_size:
             raise InputError(
                 f"engine.capacity_tokens={capacity_tokens}: allowed is a page ({settings.page_size}) or more")
-        self.device = torch.device("cpu")
+        self.device, self.asynchronous = torch.device("cpu"), True
         self.info = ModelInfo(
             name=path, vocab_size=VOCAB_SIZE, hidden_size=1, context_length=settings.context_length, eos_token_ids=(),
             num_params=self._model.num_params, dtype=dtype, weight_bytes=0, bytes_per_token=0, engine="emulated")
@@ -138,8 +145,9 @@ class EmulatedEngine(PagedEngine):
         outputs = sum(row.num_logits for row in rows)
         self.counters.steps += 1
         self.counters.tokens += appended
-        elapsed = self._device.compute(start, self._model.step_ms(len(rows), appended) / 1e3)
-        return EngineOutput(torch.zeros(outputs, VOCAB_SIZE), torch.zeros(outputs, 1), elapsed)
+        self._device.begin(start)
+        seconds = self._model.step_ms(len(rows), appended) / 1e3
+        return EngineOutput(*_nothing(outputs), partial(self._device.finish, start, seconds))
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(token_ids), 1)

@@ -9,6 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+import torch
+
 from tokenrouter.core import Request, Status
 from tokenrouter.engine.base import Engine, Row
 from tokenrouter.subserver.lifecycle import Lifecycle
@@ -29,24 +31,24 @@ class Subserver:
         self.lifecycle, self.routing, self.stats, self.alive = lifecycle, routing, stats, alive
         self.policy.bind(mailbox, lifecycle.models)
 
+    @torch.inference_mode()
     def run(self) -> None:
         """Serve until told to stop, or until the parent process is gone."""
         while not self.lifecycle.stopping and self.alive():
             if not self.turn():
                 patience_s = self.scheduler.patience_s(self.lifecycle.active.values(), time.perf_counter())
                 self.receive(min(max(patience_s, 1e-3), IDLE_POLL_S))
+        self.mailbox.flush()
 
     def turn(self) -> bool:
         """Once through the three stages; False if there was nothing to run."""
         start = time.perf_counter()
         self.receive()
         batch = self.scheduler.assemble() if self.may_launch() else []
-        compute_s = self.step(batch, start) if batch else 0.0
-        self.mailbox.flush()
         if batch:
-            tokens = sum(len(row.token_ids) for _, row in batch)
-            threshold = self.policy.threshold(Counter(self.lifecycle.active.values()))
-            self.stats.step(start, time.perf_counter(), compute_s, len(batch), tokens, threshold)
+            self.step(batch, start)
+        else:
+            self.mailbox.flush()
         return bool(batch)
 
     def receive(self, timeout_s: float = 0.0) -> None:
@@ -60,13 +62,32 @@ class Subserver:
     def may_launch(self) -> bool:
         return self.scheduler.may_launch(self.lifecycle.active.values(), time.perf_counter())
 
-    def step(self, batch: list[tuple[Request, Row]], start: float) -> float:
-        """One forward pass, then each complete row is routed, and accepted, discarded or handed over."""
+    def step(self, batch: list[tuple[Request, Row]], start: float) -> None:
+        """One forward pass, then each complete row is routed, and accepted, discarded or handed over.
+
+        Between launch and `finish` is what need not wait for the device: sampling and routing are queued behind the
+        forward pass, and the front end is told of the step before.
+        """
         decode = all(len(row.token_ids) <= SHORT_APPEND for _, row in batch)
         self.policy.launching(len(batch), decode)
-        self.mailbox.flush()
         launched = time.perf_counter()
+        if not self.engine.asynchronous:  # this thread computes, so whatever is in the outbox would have to wait
+            self.mailbox.flush()
         output = self.engine.step([row for _, row in batch])
+        complete = self.written(batch, launched)
+        decided = self.routing.decide(complete, output) if complete else None
+        tokens = sum(len(row.token_ids) for _, row in batch)
+        threshold = self.policy.threshold(Counter(self.lifecycle.active.values()))
+        self.mailbox.flush()
+        compute_s = output.finish()
+        moves = self.routing.settle(decided, self.stats) if decided else []
+        now = time.perf_counter()
+        self.policy.landed(Step(len(batch), moves, (now - start) * 1e3, decode, len(self.lifecycle.active)), now)
+        self.mailbox.flush(peers_only=True)
+        self.stats.step(start, time.perf_counter(), compute_s, len(batch), tokens, threshold)
+
+    def written(self, batch: list[tuple[Request, Row]], launched: float) -> list[Request]:
+        """The rows' tokens are in KV; returns the requests of which nothing is missing there, so that they go on."""
         complete = []
         for request, row in batch:
             request.kv_len += len(row.token_ids)
@@ -76,7 +97,4 @@ class Subserver:
             if row.num_logits:
                 request.status = Status.RUNNING
                 complete.append(request)
-        moves = self.routing.settle(complete, output, self.stats) if complete else []
-        now = time.perf_counter()
-        self.policy.landed(Step(len(batch), moves, (now - start) * 1e3, decode, len(self.lifecycle.active)), now)
-        return output.compute_s
+        return complete

@@ -1,23 +1,46 @@
 """A process's one door: everything for it arrives on one socket, everything from it leaves in envelopes."""
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 
 import msgspec
 import zmq
 
-from tokenrouter.subserver.messages import Envelope, Message
+from tokenrouter.subserver.messages import FRONT_END, Envelope, Message
 
 
-class Mailbox:
+class Outbox(ABC):
+    """What process `index` has to say, by destination, until it is sent."""
+
+    def __init__(self, index: int, epoch: int) -> None:
+        self.index, self.epoch = index, epoch
+        self._outbox: dict[int, list[Message]] = {}
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def post(self, destination: int, message: Message) -> None:
+        self._outbox.setdefault(destination, []).append(message)
+
+    def flush(self, *, peers_only: bool = False) -> None:
+        """One envelope to each destination that there is something for."""
+        for destination in [d for d in self._outbox if not peers_only or d != FRONT_END]:
+            envelope = Envelope(self.index, self.epoch, self._outbox.pop(destination))
+            self._send(destination, self._encode(envelope))
+
+    @abstractmethod
+    def _send(self, destination: int, data: bytes) -> None:
+        """Must not wait for whoever is there."""
+
+
+class Mailbox(Outbox):
     """Bound PULL socket for what comes in, one PUSH socket for each peer.
 
     Both are unlimited: a subserver that stands still must not make its peers stand still. Order is kept between
-    any two processes. `post` collects, `flush` sends one envelope to each destination.
+    any two processes.
     """
 
     def __init__(self, index: int, epoch: int, address: str, peers: Mapping[int, str]) -> None:
-        self.index, self.epoch = index, epoch
+        super().__init__(index, epoch)
         self._context = zmq.Context()
         self._inbox = self._socket(zmq.PULL)
         self._inbox.bind(address)
@@ -25,9 +48,7 @@ class Mailbox:
         for peer, peer_address in peers.items():
             self._peers[peer] = self._socket(zmq.PUSH)
             self._peers[peer].connect(peer_address)
-        self._outbox: dict[int, list[Message]] = {}
         self._epochs: dict[int, int] = {}
-        self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(Envelope).decode
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
@@ -41,12 +62,8 @@ class Mailbox:
         """(sender, message) for all that has arrived; waits up to `timeout_s` if nothing has."""
         if timeout_s > 0:
             self._inbox.poll(max(1, round(timeout_s * 1000)))
-        while True:
-            try:
-                data = self._inbox.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            envelope = self._decode(data)
+        while int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # cheaper than the exception of an empty inbox
+            envelope = self._decode(self._inbox.recv(zmq.NOBLOCK))
             if envelope.epoch < self._epochs.get(envelope.sender, 0):
                 continue  # from a predecessor of a process that was restarted
             self._epochs[envelope.sender] = envelope.epoch
@@ -57,14 +74,8 @@ class Mailbox:
         """Of the inbox: readable once when something has arrived, until `receive` has taken everything."""
         return int(self._inbox.fileno())
 
-    def post(self, destination: int, message: Message) -> None:
-        self._outbox.setdefault(destination, []).append(message)
-
-    def flush(self) -> None:
-        if self._outbox:
-            for destination, messages in self._outbox.items():
-                self._peers[destination].send(self._encode(Envelope(self.index, self.epoch, messages)))
-            self._outbox.clear()
+    def _send(self, destination: int, data: bytes) -> None:
+        self._peers[destination].send(data)
 
     def close(self) -> None:
         self._context.destroy(linger=200)

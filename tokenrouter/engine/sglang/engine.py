@@ -1,7 +1,6 @@
 """The SGLang engine: tokenrouter's loop over SGLang's batches, model runner, KV pools and prefix cache."""
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 
 from tokenrouter.core import InputError
 from tokenrouter.engine.base import Capacity, EngineCounters, EngineOutput, ModelInfo, Row, Score
+from tokenrouter.engine.clock import Stopwatch
 from tokenrouter.engine.graphs import CudaGraphs, ScoreGraphs
 from tokenrouter.engine.memory import footprint
 from tokenrouter.engine.pages import common_prefix
@@ -46,7 +46,7 @@ class SglangEngine:
             path, revision=revision, device=torch.device(device), dtype=dtype, load_format=load_format,
             capacity_tokens=capacity_tokens, max_sequences=max_sequences, prefix_cache=prefix_cache,
             server_args=server_args or {})
-        self.device = runtime.device
+        self.device, self.asynchronous = runtime.device, runtime.device.type != "cpu"
         self.info = ModelInfo(
             name=Path(path).name, vocab_size=runtime.vocab_size, hidden_size=runtime.hidden_size,
             context_length=runtime.context_length, eos_token_ids=runtime.eos_token_ids,
@@ -107,17 +107,15 @@ class SglangEngine:
             sequence = self._sequences[row.rid]
             self._promise(sequence, -len(row.token_ids), -sequence.row)
         cached = self._runtime.cached_tokens
-        start = time.perf_counter()
+        watch = Stopwatch(self.device)
         logits, hidden = self._runtime.forward(appends)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        elapsed = time.perf_counter() - start
+        finish = watch.stop()
         tokens = sum(len(row.token_ids) for row in rows)
         self.counters.steps += 1
         self.counters.tokens += tokens
         self.counters.pages_allocated += tokens
         self.counters.pages_evicted += cached - self._runtime.cached_tokens
-        return EngineOutput(logits, hidden, elapsed)
+        return EngineOutput(logits, hidden, finish)
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:

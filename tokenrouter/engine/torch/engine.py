@@ -1,7 +1,6 @@
 """The embedded engine: a causal LM on one device over an own paged KV pool."""
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from tokenrouter.core import InputError
 from tokenrouter.engine.base import EngineCounters, EngineOutput, ModelInfo, Row, Score
+from tokenrouter.engine.clock import Stopwatch
 from tokenrouter.engine.graphs import CudaGraphs, GraphBackend, ScoreGraphs
 from tokenrouter.engine.paged import PagedEngine
 from tokenrouter.engine.pages import PagePool
@@ -54,6 +54,7 @@ class TorchEngine(PagedEngine):
         if capacity_tokens < page_size:
             raise InputError(f"engine.capacity_tokens={capacity_tokens}: allowed is a page ({page_size}) or more")
         self.device = _device(device)
+        self.asynchronous = self.device.type != "cpu"
         sizes = _graph_range(graphs)
         self._page_size, self._prefix_cache = page_size, prefix_cache
         model = load.load_model(
@@ -110,21 +111,19 @@ class TorchEngine(PagedEngine):
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> EngineOutput:
-        start = time.perf_counter()
+        watch = Stopwatch(self.device)
         output = None if self._graphs is None else self._graphs.step(rows)
         if output is None:
             batch = build_batch(rows, self._pool, self.device)
-            start = time.perf_counter()
+            watch = Stopwatch(self.device)
             output = self._runner.forward(batch, self._kv)
             self.counters.eager_steps += 1
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        elapsed = time.perf_counter() - start
+        finish = watch.stop()
         for row in rows:
             self._pool.append(row.rid, row.token_ids)
         self.counters.steps += 1
         self.counters.tokens += sum(len(row.token_ids) for row in rows)
-        return EngineOutput(*output, elapsed)
+        return EngineOutput(*output, finish)
 
     def graphed(self, score: Score) -> Score:
         if not self._score_sizes:
