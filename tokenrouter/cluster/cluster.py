@@ -18,6 +18,7 @@ from tokenrouter.cluster.placement import plan_capacity
 from tokenrouter.cluster.spec import ClusterSpec, SubserverSpec
 from tokenrouter.server.frontend import Frontend
 from tokenrouter.subserver import messages as m
+from tokenrouter.subserver.curve import Keys
 from tokenrouter.subserver.mailbox import Mailbox
 
 START_TIMEOUT_S = 600.0  # a large model from a slow disk
@@ -47,6 +48,7 @@ class Cluster:
         self._max_restarts = max_restarts if on_death == "restart" else 0
         self._capacity = plan_capacity(spec)
         self._folder = tempfile.TemporaryDirectory(prefix="tokenrouter-")  # mode 0700: sockets and logs are ours
+        self._keys = Keys.generate() if spec.hardware.transport == "tcp" else None
         self._processes: list[subprocess.Popen[bytes]] = []
         self._next_watch = 0.0
         self._ready = False  # all have been
@@ -70,7 +72,7 @@ class Cluster:
     def _start(self) -> None:
         self._at = addresses = self._addresses()
         self._mailbox = Mailbox(m.FRONT_END, 1, addresses[m.FRONT_END],
-                                {i: a for i, a in addresses.items() if i != m.FRONT_END})
+                                {i: a for i, a in addresses.items() if i != m.FRONT_END}, self._keys)
         for index in range(len(self.spec.models)):
             self._processes.append(self._spawn(index, epoch=1))
         self.frontend = Frontend(self._mailbox, self.spec, self.watch)
@@ -81,8 +83,8 @@ class Cluster:
         pin = self.spec.hardware.pin
         spec = SubserverSpec(
             index=index, epoch=epoch, core=pin[index % len(pin)] if pin else None, cluster=self.spec,
-            capacity_tokens=self._capacity[index], addresses=self._at)
-        path = Path(self._folder.name, f"subserver{index}.json")
+            capacity_tokens=self._capacity[index], addresses=self._at, keys=self._keys)
+        path = Path(self._folder.name, f"subserver{index}.json")  # holds the keys: the folder is ours alone
         path.write_bytes(msgspec.json.encode(spec))
         threads = str(self.spec.hardware.threads)
         with open(self._log(index), "ab") as log:

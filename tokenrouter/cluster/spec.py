@@ -4,12 +4,15 @@ Everything here is plain data: it travels to the subserver processes as one JSON
 """
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
+import zmq
 
 from tokenrouter.core import InputError
 from tokenrouter.interface import Algorithm, EntryContext
+from tokenrouter.subserver.curve import Keys
 
 
 class ModelSpec(msgspec.Struct, kw_only=True):
@@ -71,6 +74,23 @@ class HardwareSpec(msgspec.Struct, kw_only=True):
     transport: Literal["ipc", "tcp"] = "ipc"
     addresses: list[str] = []  # tcp: front end first, then one address a subserver; empty = free loopback ports
 
+    def check(self, subservers: int) -> None:
+        if self.threads < 1:
+            raise InputError(f"hardware.threads={self.threads}: allowed is >= 1")
+        if self.transport == "tcp" and not zmq.has("curve"):
+            raise InputError("hardware.transport=tcp: this libzmq has no CURVE to secure it; allowed is ipc")
+        if not self.addresses:
+            return
+        if self.transport == "ipc":
+            raise InputError(f"hardware.addresses={self.addresses}: allowed with transport=ipc is []: its sockets lie "
+                             "in a directory that is private to the cluster")
+        if len(self.addresses) != subservers + 1 or len(set(self.addresses)) <= subservers:
+            raise InputError(f"hardware.addresses={self.addresses}: allowed is {subservers + 1} different addresses, "
+                             "the front end's and one for each subserver")
+        for address in self.addresses:
+            if not re.fullmatch(r"tcp://[^/*:;@]+:\d{1,5}", address):
+                raise InputError(f"hardware.addresses={address}: allowed is tcp://HOST:PORT")
+
 
 class ClusterSpec(msgspec.Struct, kw_only=True):
     models: list[ModelSpec]
@@ -96,11 +116,7 @@ class ClusterSpec(msgspec.Struct, kw_only=True):
         for name in ("max_batch", "chunk_tokens"):
             if getattr(self.engine, name) < 1:
                 raise InputError(f"engine.{name}={getattr(self.engine, name)}: allowed is >= 1")
-        if self.hardware.threads < 1:
-            raise InputError(f"hardware.threads={self.hardware.threads}: allowed is >= 1")
-        if self.hardware.addresses and len(self.hardware.addresses) != count + 1:
-            raise InputError(f"hardware.addresses={self.hardware.addresses}: allowed is {count + 1} addresses, "
-                             "the front end's and one for each subserver")
+        self.hardware.check(count)
         names = [algorithm.name for algorithm in self.algorithms]
         if len(set(names)) != len(names) or not names:
             raise InputError(f"algorithms={names}: allowed is one or more, each name once")
@@ -120,7 +136,7 @@ class ClusterSpec(msgspec.Struct, kw_only=True):
 
 
 class SubserverSpec(msgspec.Struct, kw_only=True):
-    """What one subserver process is started with. `addresses` by index, the front end's under -1."""
+    """What one subserver process is started with. `addresses` by index, the front end's under -1; `keys` for tcp."""
 
     index: int
     epoch: int
@@ -128,3 +144,4 @@ class SubserverSpec(msgspec.Struct, kw_only=True):
     capacity_tokens: int
     addresses: dict[int, str]
     cluster: ClusterSpec
+    keys: Keys | None = None

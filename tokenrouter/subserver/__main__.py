@@ -24,7 +24,7 @@ def main(path: str) -> int:
     if spec.core is not None:
         os.sched_setaffinity(0, {spec.core})
     mailbox = Mailbox(spec.index, spec.epoch, spec.addresses[spec.index],
-                      {i: a for i, a in spec.addresses.items() if i != spec.index})
+                      {i: a for i, a in spec.addresses.items() if i != spec.index}, spec.keys)
     try:
         _serve(spec, mailbox)
     except Exception as error:

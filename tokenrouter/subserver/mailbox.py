@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import zmq
 
+from tokenrouter.core import InputError
+from tokenrouter.subserver.curve import Keys
 from tokenrouter.subserver.messages import FRONT_END, Envelope, Message
 
 
@@ -36,12 +38,16 @@ class Mailbox(Outbox):
     """Bound PULL socket for what comes in, one PUSH socket for each peer.
 
     Both are unlimited: a subserver that stands still must not make its peers stand still. Order is kept between
-    any two processes.
+    any two processes. `keys` authenticate and encrypt; without them only ipc is allowed, which the file system guards.
     """
 
-    def __init__(self, index: int, epoch: int, address: str, peers: Mapping[int, str]) -> None:
+    def __init__(self, index: int, epoch: int, address: str, peers: Mapping[int, str],
+                 keys: Keys | None = None) -> None:
         super().__init__(index, epoch)
-        self._context = zmq.Context()
+        if keys is None and (bare := [a for a in (address, *peers.values()) if not a.startswith("ipc://")]):
+            raise InputError(f"address={bare[0]}: allowed without keys is ipc")
+        self._context, self._keys = zmq.Context(), keys
+        self._authenticator = keys.admit(self._context) if keys is not None else None
         self._inbox = self._socket(zmq.PULL)
         self._inbox.bind(address)
         self._peers: dict[int, zmq.Socket[bytes]] = {}
@@ -56,6 +62,8 @@ class Mailbox(Outbox):
         socket.setsockopt(zmq.LINGER, 200)  # ms: what was sent last (why a process fails) should still go out
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
+        if self._keys is not None:
+            self._keys.secure(socket, bound=kind == zmq.PULL)
         return socket
 
     def receive(self, timeout_s: float = 0.0) -> Iterator[tuple[int, Message]]:
@@ -78,4 +86,6 @@ class Mailbox(Outbox):
         self._peers[destination].send(data)
 
     def close(self) -> None:
+        if self._authenticator is not None:
+            self._authenticator.stop()
         self._context.destroy(linger=200)
