@@ -8,85 +8,64 @@ results/runs), `markdown=FILE` and `csv=FILE` write the table there. Exit codes 
 from __future__ import annotations
 
 import datetime
-import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # not bench/, whose modules would hide others
+
+from bench.series import ROOT, RunFailed, command, run, split, write_table
+from bench.validity import differences
+from tokenrouter.config import Positive, Strict
+from tokenrouter.core import InputError
+
 MEASURES = {
     "tok/s": "output_throughput", "tpot ms": "mean_tpot_ms", "ttft ms": "mean_ttft_ms", "e2el ms": "mean_e2el_ms",
 }
 
 
-class Arguments:
-    """`systems=[a,b]`, `repeats=N`, `out=`, `markdown=`, `csv=`; everything else is passed on."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        own = {"systems": "[tokenrouter]", "repeats": "3", "out": "", "markdown": "", "csv": ""}
-        self.overrides = []
-        for word in words:
-            name, _, value = word.partition("=")
-            if name in own:
-                own[name] = value
-            else:
-                self.overrides.append(word)
-        self.systems = [name.strip() for name in own["systems"].strip("[]").split(",") if name.strip()]
-        known = sorted(path.stem for path in (ROOT / "conf" / "system").glob("*.yaml"))
-        if not self.systems or not set(self.systems) <= set(known) or len(set(self.systems)) < len(self.systems):
-            raise ValueError(f"systems={own['systems']}: allowed is a list of different ones of {known}")
-        if not own["repeats"].isdecimal() or int(own["repeats"]) < 1:
-            raise ValueError(f"repeats={own['repeats']}: allowed is a whole number >= 1")
-        self.repeats = int(own["repeats"])
-        stamp = datetime.datetime.now().strftime("%Y-%m-%d/%H-%M-%S-compare")
-        self.out = Path(own["out"] or Path("results/runs", stamp))
-        self.markdown, self.csv = own["markdown"], own["csv"]
+class Options(Strict, kw_only=True):
+    systems: list[str] = msgspec.field(default_factory=lambda: ["tokenrouter"])
+    repeats: Positive = 3
+    out: str | None = None
+    markdown: str | None = None
+    csv: str | None = None
 
 
-def main(words: Sequence[str]) -> int:
-    try:
-        arguments = Arguments(words)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    runs: dict[str, list[dict[str, Any]]] = {system: [] for system in arguments.systems}
-    for repeat in range(arguments.repeats):
-        for system in arguments.systems:
-            folder = arguments.out / f"{repeat}-{system}"
-            code = subprocess.run([
-                sys.executable, str(ROOT / "bench" / "run.py"), f"system={system}", "logger=none",
-                *arguments.overrides, f"hydra.run.dir={folder}"]).returncode
-            if code:
-                return code
-            runs[system].append(json.loads((folder / "summary.json").read_text()))
-    if differing := differences([run for repeats in runs.values() for run in repeats]):
+def parse(words: Sequence[str]) -> tuple[Options, list[str]]:
+    """The command's own words, and the overrides for its runs."""
+    options, overrides = split(words, Options)
+    known = sorted(path.stem for path in (ROOT / "conf" / "system").glob("*.yaml"))
+    systems = options.systems
+    if not systems or not set(systems) <= set(known) or len(set(systems)) < len(systems):
+        raise InputError(f"systems={systems}: allowed is a list of different ones of {known}")
+    return options, overrides
+
+
+def main(words: Sequence[str]) -> None:
+    options, overrides = parse(words)
+    stamp = datetime.datetime.now().strftime("%Y-%m-%d/%H-%M-%S-compare")
+    out = Path(options.out or Path("results/runs", stamp))
+    runs: dict[str, list[dict[str, Any]]] = {system: [] for system in options.systems}
+    for repeat in range(options.repeats):
+        for system in options.systems:
+            runs[system].append(run(out / f"{repeat}-{system}", [f"system={system}", "logger=none", *overrides]))
+    if differing := differences([one for repeats in runs.values() for one in repeats]):
         print(f"error: the runs cannot be compared: they differ in {', '.join(differing)}", file=sys.stderr)
-        return 1
+        raise RunFailed(1)
     frame = compare(runs)
-    (arguments.out / "comparison.json").write_text(frame.to_json(orient="records", indent=2) + "\n")
-    if arguments.csv:
-        frame.to_csv(arguments.csv, index=False)
-    if arguments.markdown:
-        Path(arguments.markdown).write_text(frame.to_markdown(index=False) + "\n")
-    show(frame, arguments)
-    return 0
-
-
-def differences(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """The fields that all runs of a comparison must share and do not."""
-    from bench.validity import comparable_by  # only found once the path is set, below
-
-    shared = [
-        comparable_by(run) | {f"load.{name}": run["load"][name] for name in ("concurrency", "num_requests", "seed")}
-        | {"git_sha": run["provenance"]["git_sha"]} for run in runs]
-    return [field for field in shared[0] if any(fields[field] != shared[0][field] for fields in shared[1:])]
+    (out / "comparison.json").write_text(frame.to_json(orient="records", indent=2) + "\n")
+    write_table(frame, options.csv, options.markdown)
+    show(frame, f"{' '.join(overrides)} (ratios to {options.systems[0]}: median [least, greatest])")
+    print(f"files: {out}")
 
 
 def compare(runs: dict[str, list[dict[str, Any]]]) -> pd.DataFrame:
@@ -127,16 +106,14 @@ def predicted(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def show(frame: pd.DataFrame, arguments: Arguments) -> None:
-    table = Table(title=f"{' '.join(arguments.overrides)} (ratios to {arguments.systems[0]}: median [least, greatest])")
+def show(frame: pd.DataFrame, title: str) -> None:
+    table = Table(title=title)
     for column in frame.columns:
         table.add_column(column, overflow="fold")
     for row in frame.itertuples(index=False):
         table.add_row(*[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row])
     Console(width=200).print(table)
-    print(f"files: {arguments.out}")
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(ROOT)  # not bench/, whose modules would hide others of the same names
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command(main))

@@ -62,6 +62,16 @@ class SamplingConfig(Strict, kw_only=True):
     ignore_eos: bool
 
 
+Level = Literal["calibrated"] | dict[Literal["llm_token_fraction", "quality"], Annotated[float, Meta(ge=0)]]
+
+
+class ZooConfig(Strict, kw_only=True):
+    """The operating points of bench/zoo.py, by name: on a calibration's curve, and of each algorithm (None: those)."""
+
+    curve: dict[str, Level]
+    algos: dict[str, dict[str, dict[str, Any]] | None]
+
+
 class RunConfig(Strict, kw_only=True):
     algo: AlgoConfig
     workload: dict[str, Any]
@@ -74,6 +84,7 @@ class RunConfig(Strict, kw_only=True):
     logger: LoggerConfig
     sampling: SamplingConfig
     official: OfficialConfig | None = None
+    zoo: ZooConfig | None = None
 
 
 def validate(values: Mapping[str, Any]) -> RunConfig:

@@ -21,6 +21,7 @@ if __name__ == "__main__":
 from bench.charts import COLOURS, svg
 from bench.entries import ROOT, Entry, load_entries
 from bench.files import write_text
+from bench.table import accuracy, number, share
 
 BASELINES = ("std", "std_plus", "official", "llm_only")
 _KIND = {"measured": "Measured", "emulated": "Emulated: models are waited for, not run", "paper": "From the paper"}
@@ -28,16 +29,15 @@ _KIND = {"measured": "Measured", "emulated": "Emulated: models are waited for, n
 
 def columns(entry: Entry) -> dict[str, str]:
     """A row of the table, in words."""
-    s, routing, quality = entry.summary, entry.summary["routing"], entry.summary["quality"]
-    graded = quality is not None and quality["value"] is not None
+    s, routing = entry.summary, entry.summary["routing"]
     return {
         "system": s["system"],
         "algo": s["algo"],
         "tok/s": f"{s['output_throughput']:,.0f}",
         "tpot p50 / p99 ms": f"{s['median_tpot_ms']:.2f} / {s['p99_tpot_ms']:.2f}" if s["median_tpot_ms"] else "-",
-        "LLM tokens": _percent(routing["llm_token_fraction"]),
-        "handoffs / 100 tokens": _number(routing["handoffs_per_100_tokens"]),
-        "quality": f"{quality['value']:.1%} [{quality['ci95'][0]:.1%}, {quality['ci95'][1]:.1%}]" if graded else "-",
+        "LLM tokens": share(routing["llm_token_fraction"]),
+        "handoffs / 100 tokens": number(routing["handoffs_per_100_tokens"]),
+        "quality": accuracy(s["quality"]) or "-",
         **{f"over {name}": _ratio(entry, name) for name in BASELINES},
         "date": s["provenance"]["date"][:10],
         "commit": s["provenance"]["git_sha"][:7],
@@ -85,13 +85,13 @@ def html(entries: Sequence[Entry]) -> str:
     from itables.javascript import generate_init_offline_itables_html, to_html_datatable
 
     sections = []
-    for number, ((evidence, embedded), ranked) in enumerate(groups(entries).items()):
+    for place, ((evidence, embedded), ranked) in enumerate(groups(entries).items()):
         rows = [{**{"workload": e.summary["workload"], "concurrency": e.summary["load"]["concurrency"],
                     "hardware": e.folder.parent.name, "models": e.folder.parent.parent.name,
                     "data": e.summary["provenance"]["data_source"]}, **columns(e)}
                 for members in ranked for e in members]
         table = to_html_datatable(
-            pd.DataFrame(rows), connected=False, table_id=f"entries-{number}", showIndex=False, paging=False,
+            pd.DataFrame(rows), connected=False, table_id=f"entries-{place}", showIndex=False, paging=False,
             classes="compact stripe", order=[], columnControl=["order", ["searchList"]],
             ordering={"indicators": False, "handlers": False})
         sections.append({"title": f"{_KIND[evidence]}, {_data(embedded)}", "table": table,
@@ -140,14 +140,6 @@ def _data(embedded: bool) -> str:
 def _ratio(entry: Entry, system: str) -> str:
     row = entry.ratio(system)
     return f"{row['ratio']:.2f} [{row['low']:.2f}, {row['high']:.2f}]" if row else "-"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 if __name__ == "__main__":

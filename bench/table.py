@@ -27,8 +27,8 @@ def result_rows(summary: Mapping[str, Any], folder: Path) -> list[tuple[str, str
         ("output", f"{summary['output_throughput']:,.0f} tok/s (steady {summary['steady']['output_throughput']:,.0f})"),
         *((name, f"p50 {_ms(summary[f'median_{name}_ms'])}   p99 {_ms(summary[f'p99_{name}_ms'])}")
           for name in ("ttft", "tpot", "e2el")),
-        ("routing", f"{_share(routing['llm_token_fraction'])} of the tokens by the LLM, "
-                    f"{_number(routing['handoffs_per_100_tokens'])} handoffs per 100 tokens"),
+        ("routing", f"{share(routing['llm_token_fraction'])} of the tokens by the LLM, "
+                    f"{number(routing['handoffs_per_100_tokens'])} handoffs per 100 tokens"),
         ("quality", _quality(quality)),
         ("valid", ("yes" if validity["valid"] else "no: " + "; ".join(validity["reasons"])) + f" ({validity['kind']})"),
         ("files", str(folder)),
@@ -46,20 +46,26 @@ def result_table(summary: Mapping[str, Any], folder: Path) -> Table:
     return table
 
 
-def _quality(quality: Mapping[str, Any] | None) -> str:
+def accuracy(quality: Mapping[str, Any] | None) -> str | None:
+    """Of a summary's `quality`, with its interval; None if nothing was graded."""
     if quality is None or quality["value"] is None:
-        return "not graded"
+        return None
     low, high = quality["ci95"]
-    return f"{quality['value']:.1%} [{low:.1%}, {high:.1%}] {quality['metric']}, n={quality['n']}"
+    return f"{quality['value']:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _quality(quality: Mapping[str, Any] | None) -> str:
+    found = accuracy(quality)
+    return "not graded" if quality is None or found is None else f"{found} {quality['metric']}, n={quality['n']}"
 
 
 def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:,.2f} ms"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

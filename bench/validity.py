@@ -1,7 +1,7 @@
 """Which results count, and which may be compared."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.metrics import FULL_SHARE
@@ -45,6 +45,11 @@ def judge(
     }
 
 
+def ended_early(summary: Mapping[str, Any]) -> bool:
+    """Whether the run was interrupted, or failed, before all its requests were sent and answered."""
+    return any(reason == "interrupted" or reason.startswith("failed: ") for reason in summary["validity"]["reasons"])
+
+
 def comparable_by(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Results may be compared only where these fields of their summaries are the same."""
     origin = summary["provenance"]
@@ -57,3 +62,11 @@ def comparable_by(summary: Mapping[str, Any]) -> dict[str, Any]:
         "hardware": {name: origin[name] for name in ("cpu", "gpu")} | summary["hardware"],
         "evidence": origin["evidence"],
     }
+
+
+def differences(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """The fields that all runs of a comparison must share and do not."""
+    shared = [
+        comparable_by(run) | {f"load.{name}": run["load"][name] for name in ("concurrency", "num_requests", "seed")}
+        | {"git_sha": run["provenance"]["git_sha"]} for run in runs]
+    return [field for field in shared[0] if any(fields[field] != shared[0][field] for fields in shared[1:])]

@@ -44,7 +44,8 @@ def test_every_choice_composes(choice: str) -> None:
 def test_experiments_begin_with_their_command(file: Path) -> None:
     package, command = file.read_text().splitlines()[:2]
     assert package == "# @package _global_"  # Hydra reads it from the first line only
-    driver = {"figure10": "bench/paper.py figure=10", "table6": "bench/paper.py table=6"}
+    driver = {"figure10": "bench/paper.py figure=10", "table6": "bench/paper.py table=6",
+              "zoo": "bench/zoo.py"}
     assert command.startswith(f"# python {driver.get(file.stem, f'bench/run.py experiment={file.stem}')}")
 
 
