@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from bench.config import RunConfig, validate
+from tokenrouter.cluster.models import locate
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -38,6 +40,22 @@ def test_every_choice_composes(choice: str) -> None:
     named = {"algo": config.algo.name, "models": config.models.name, "system": config.system.name,
              "workload": config.workload["name"]}
     assert named.get(group, name) == name
+
+
+@pytest.mark.parametrize("name", [choice.partition("=")[2] for choice in CHOICES if choice.startswith("models=")])
+def test_models_are_folders_or_hub_ids(name: str) -> None:
+    models = composed(f"models={name}").models
+    for role, model in models.roles.items():
+        if name != "emulated":  # whose models are names in the engine's options
+            found = locate(f"models.roles.{role}.path", model.path)
+            assert Path(found).is_dir() if models.embedded else re.fullmatch(r"[\w.-]+/[\w.-]+", found)
+    assert models.tokenizer is None or locate("models.tokenizer", models.tokenizer)
+    assert {"small", "large"} <= set(models.roles)
+    lines = (CONF / f"models/{name}.yaml").read_text().splitlines()
+    assert lines[0].startswith("# ")
+    if not models.embedded and name != "emulated":  # how it is run, which takes models that are not here
+        [command] = [line for line in lines if line.startswith("# python bench/run.py ")]
+        assert composed(*command.removeprefix("# python bench/run.py ").split()).models.name == name
 
 
 @pytest.mark.parametrize("file", sorted(CONF.glob("experiment/*.yaml")), ids=lambda file: file.stem)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from tokenrouter.core import InputError
@@ -26,9 +27,11 @@ def locate(field: str, path: str) -> str:
 
 
 def revision(path: str, given: str | None) -> str | None:
-    """The hub revision, or a digest of a local folder's configuration and weights (sizes and both ends)."""
+    """The commit that a hub's model was loaded at (None: it is not in the cache), or a digest of a local folder's
+    configuration and weights (sizes and both ends)."""
     if not Path(path).is_dir():
-        return given
+        file = try_to_load_from_cache(path, "config.json", revision=given)
+        return Path(file).parent.name if isinstance(file, str) else given
     digest = hashlib.sha256()
     for file in sorted([*Path(path).glob("config.json"), *Path(path).glob("*.safetensors")]):
         with file.open("rb") as data:

@@ -186,8 +186,8 @@ def main(arguments: list[str]) -> None:
     weights.save(out, network.state_dict(), about)
     sizes, threshold = network.sizes, about["threshold"]
     print(f"{out}: hidden size {sizes.hidden_size}, {sizes.num_logits} logits, {sizes.num_blocks} blocks of "
-          f"{sizes.width}; trained with {about['trained_with'] or 'a model that the checkpoint does not name'}, tied to "
-          f"{models['small'][0]} and {models['large'][0]}\nalgo.weights={out}"
+          f"{sizes.width}; trained with {about['trained_with'] or 'a model that the checkpoint does not name'}, tied "
+          f"to {models['small'][0]} and {models['large'][0]}\nalgo.weights={out}"
           + (f" algo.threshold={threshold}" if threshold is not None else "; the checkpoint names no threshold"))
 
 
