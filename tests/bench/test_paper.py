@@ -1,65 +1,309 @@
-"""The paper's tables as experiments: what each point runs, what it is compared with, and what is written."""
+"""The paper's tables as cells, runs, rows and words. Runs are stood in for: nothing is started."""
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
 
-from bench.paper import ACCOUNTS, Arguments, Point, figure10, main, plot, table6, tabulate
+from bench import paper, series
+from bench.paper import chosen, main, parse
+from bench.reproduce import document
+from bench.reproduce.description import Cell, Claim, Description, cells, load, names
+from bench.reproduce.plot import draw
+from bench.reproduce.running import Options, Outcome, Series, composed, predicted
+from bench.reproduce.tabulate import claims, dominated_area, tabulate, validity, value
 from tests.bench.conftest import ROOT
+from tokenrouter.core import InputError
 
-STATED, CONTENTION = ACCOUNTS
-
-
-def test_figure_10_goes_over_all_B1():
-    points = list(figure10([1, 4]))
-    assert [(p.N, p.B) for p in points[:5]] == [(1, (1, 1)), (4, (1, 1)), (4, (1, 2)), (4, (1, 3)), (4, (1, 4))]
-    assert [p.account for p in points] == [STATED] * 5 + [CONTENTION] * 5
-    assert points[1].paper == 161.26 and points[2].paper is None
-    assert points[1].predicted() == pytest.approx(187.19, abs=0.01)
-    assert points[3].predicted() == pytest.approx(207.95, abs=0.01)
+NUMBERS = {
+    "figure1a", "figure1b", "figure5", "figure6", "figure7", "figure8", "figure9", "figure10",
+    "table2", "table3", "table5", "table6", "table7", "table8", "table9", "table10"}
 
 
-def test_table_6_takes_its_step_times_from_the_column_of_one_request():
-    points = {(p.account.name, p.label, p.N): p for p in table6([1, 4])}
-    assert len(points) == 24
-    for account in ACCOUNTS:
-        first = points[account.name, "TokenRouter", 1]
-        for (name, _, N), point in points.items():
-            if name == account.name and N == 1:  # both models never run at once, so contention plays no part
-                assert point.predicted() / first.predicted() == pytest.approx(point.paper / first.paper, rel=0.01)
-    assert points["as stated", "- async execution", 4].predicted() == pytest.approx(139.06, abs=0.01)
-    assert points["as stated", "TokenRouter", 4].policy == "optimal"
-    assert points["contention", "- delayed batching", 4].predicted() == pytest.approx(161.26, rel=0.02)
+def cell(name: str, **labels: str) -> Cell:
+    """The one cell of a table with these labels."""
+    [found] = [one for one in cells(load(name), "cpu") if labels.items() <= dict(one.labels).items()]
+    return found
 
 
-@pytest.mark.parametrize("point", [*list(figure10([4]))[:2], *list(table6([8]))[:6:2]], ids=lambda point: point.name)
-def test_every_point_is_a_run(point: Point):
-    experiment = "figure10" if point.B else "table6"
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        config = compose("config", [f"experiment={experiment}", *point.overrides(200.0, 1.1)])
-    assert config.load.concurrency == point.N and config.load.num_requests == 52
-    assert config.engine.options.models.large.latency_ms == point.latencies[1]
-    assert config.system.name == ("step_sync" if point.policy == "step_sync" else "tokenrouter")
-    assert point.policy == "step_sync" or config.batching.policy == point.policy
-    assert not point.B or tuple(config.batching.B) == point.B
+def predict(name: str, **labels: str) -> float:
+    found = predicted(composed([f"experiment={name}", *cell(name, **labels).overrides]))
+    assert found is not None
+    return found
 
 
-def test_columns_and_plot(tmp_path):
-    points = list(figure10([2]))
-    for point in points:
-        point.measured = [90.0, 100.0, 120.0]
-    frame = tabulate(points, [200.0] * 4)
-    assert isinstance(frame, pd.DataFrame)
-    assert frame["measured"].tolist() == [100.0] * 4 and frame["measured/predicted"].tolist() == [0.5] * 4
-    assert frame["least"][0] == 90 and frame["greatest"][0] == 120
-    plot(frame, "figure10", tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size > 1000
+def test_every_table_and_figure_with_numbers_is_described_and_has_an_experiment() -> None:
+    assert set(names()) == NUMBERS and names()[:3] == ["figure1a", "figure1b", "figure5"] and names()[-1] == "table10"
+    files = {file.stem for file in (ROOT / "conf" / "experiment").glob("*.yaml")}
+    assert files >= NUMBERS
 
 
-@pytest.mark.parametrize("words", [
-    ["figure=9"], ["figure=10", "table=6"], [], ["table=6", "N=[0]"], ["figure=10", "N=x"], ["figure=10", "repeats=0"]])
-def test_bad_arguments(words: list[str], capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(ValueError, match="allowed is"):
-        Arguments(words)
-    assert main(words) == 2 and capsys.readouterr().err.startswith("error: ")
+@pytest.mark.parametrize("name", sorted(NUMBERS - {"figure6", "figure8", "figure9", "table5", "figure1a"}))
+def test_every_kind_of_cell_composes(name: str) -> None:
+    """Every label in words, here and on GPUs."""
+    description = load(name)
+    for on, more in (("cpu", []), ("gpu", ["engine=sglang"])):
+        seen: set[tuple[str, str]] = set()
+        for one in cells(description, on):  # type: ignore[arg-type]
+            words = {(axis, label) for axis, label in one.labels if not label.isdecimal()}
+            if not one.because and not words <= seen:
+                seen |= words
+                composed([f"experiment={description.experiment}", *one.overrides, *more])
+
+
+def test_figure_10_goes_over_all_B1() -> None:
+    found = [dict(one.labels) for one in cells(load("figure10"), "cpu")]
+    assert [one["B1"] for one in found if one["account"] == "as stated" and one["N"] == "4"] == ["1", "2", "3", "4"]
+    assert len(found) == 2 * (1 + 4 + 8 + 16)
+    assert predict("figure10", account="as stated", N="4", B1="1") == pytest.approx(187.19, abs=0.01)
+    assert predict("figure10", account="as stated", N="4", B1="3") == pytest.approx(207.95, abs=0.01)
+
+
+def test_table_6_takes_its_step_times_from_the_column_of_one_request() -> None:
+    paper_row = {record["row"]: record["tok/s"] for record in load("table6").paper if record["N"] == "1"}
+    for account in ("as stated", "contention"):  # both models never run at once, so contention plays no part
+        first = predict("table6", account=account, row="TokenRouter", N="1")
+        for row in ("- router CUDA graph", "- LLM CUDA graph", "- SLM CUDA graph"):
+            ratio = predict("table6", account=account, row=row, N="1") / first
+            assert ratio == pytest.approx(paper_row[row] / paper_row["TokenRouter"], rel=0.01)
+    assert predict("table6", account="as stated", row="- async execution", N="4") == pytest.approx(139.06, abs=0.01)
+    assert predict("table6", account="as stated", row="TokenRouter", N="4") == pytest.approx(207.95, abs=0.01)
+
+
+def test_table_7_takes_its_step_times_from_the_column_of_one_request() -> None:
+    for record in load("table7").paper:
+        if record["N"] == "1":
+            found = predict("table7", account="as stated", strategy=record["strategy"], N="1")
+            assert found == pytest.approx(record["tok/s"], rel=0.01)
+
+
+def test_tables_that_share_runs_share_them() -> None:
+    for one, other in (("figure5", "figure6"), ("figure8", "figure9")):
+        assert load(one).experiment == load(other).experiment == "figure5"
+        assert cells(load(one), "cpu") == cells(load(other), "cpu")
+    ablation = {found.overrides for found in cells(load("table6"), "cpu")}
+    assert {found.overrides for found in cells(load("figure1a"), "cpu")} < ablation
+
+
+def test_what_has_no_code_is_not_run_and_says_so() -> None:
+    absent = cell("table2", algo="R-Stitch", system="Official Code")
+    assert absent.because == "the algorithm's code is not released"
+    assert "not run: the algorithm's code" in validity(Outcome(absent, {}, None), [])
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["figure=4"], "figure4: allowed is one of figure1a, figure1b, "),
+    (["figure=10", "table=6"], "allowed is one of figure=, table=, all, list, write"),
+    ([], "no words: allowed is one of"), (["all", "table=6"], "allowed is one of"),
+    (["table=6", "N=[0]"], "N.*allowed is"), (["figure=10", "repeats=0"], "repeats=0: allowed is"),
+])
+def test_bad_words(words: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        parse(words)
+
+
+def test_labels_and_counts_narrow_a_table() -> None:
+    options, [name], overrides, _ = parse(["figure=5", "only=[R2R,ME,TokenRouter]", "load.seed=3"])
+    found = [dict(one.labels) for one in chosen(load(name), options, overrides)]
+    assert {(one["algo"], one["system"]) for one in found} == {("R2R", "TokenRouter"), ("ME", "TokenRouter")}
+    assert len(found) == 6 and overrides == ["load.seed=3"]
+    options, _, _, _ = parse(["table=6", "N=8"])
+    assert {dict(one.labels)["N"] for one in chosen(load("table6"), options, [])} == {"8"}
+    with pytest.raises(InputError, match=r"only=\['nobody'\]: allowed are labels of these tables: .*TokenRouter"):
+        main(["table=2", "only=nobody"])
+
+
+def test_an_engine_for_gpus_chooses_their_cells() -> None:
+    options, _, overrides, _ = parse(["table=3", "engine=sglang"])
+    assert {dict(one.labels)["pair"] for one in chosen(load("table3"), options, overrides)} == {
+        "0.6B + 8B", "0.6B + 32B", "1.7B + 8B", "4B + 8B"}
+
+
+def run_summary(command: list[str], throughput: float = 100.0) -> dict[str, Any]:
+    """Of a run of bench/run.py with these overrides, each of whose answers has 200 tokens."""
+    given = dict(word.split("=", 1) for word in command)
+    requests = int(given["load.num_requests"])
+    return {
+        "workload": "aime", "engine": "torch", "sampling": {}, "hardware": {"cores": 2},
+        "models": {"small": {"id": "s", "params": 1_000_000}}, "completed": requests,
+        "load": {"num_requests": requests}, "total_output_tokens": 200 * requests, "output_throughput": throughput,
+        "steady": {"output_throughput": 1.1 * throughput}, "mean_ttft_ms": 5.0, "mean_e2el_ms": 2000.0,
+        "routing": {"predicted_throughput": None, "llm_token_fraction": 0.1},
+        "validity": {"valid": True, "reasons": []},
+        "provenance": {"command": " ".join(["python bench/run.py", *command]), "models_hash": "m",
+                       "data_source": "embedded:x", "data_version": "1", "evidence": "measured", "cpu": "c",
+                       "gpu": None, "git_sha": "abcdefgh", "date": "2026-01-01T00:00:00"}}
+
+
+class Runs:
+    """Stands for bench/run.py: `speed` says the tokens/s of a system; one that it lacks fails."""
+
+    def __init__(self, speed: dict[str, float]) -> None:
+        self.speed, self.made, self.stop_at = speed, [], -1
+
+    def __call__(self, command: list[str]) -> Any:
+        *overrides, folder = command[2:]
+        self.made.append(overrides)
+        system = next(word for word in overrides if word.startswith("system=")).removeprefix("system=")
+        if len(self.made) == self.stop_at:
+            return SimpleNamespace(returncode=130)
+        if system not in self.speed:
+            return SimpleNamespace(returncode=1)
+        file = Path(folder.removeprefix("hydra.run.dir="), "summary.json")
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(run_summary(overrides, self.speed[system])))
+        return SimpleNamespace(returncode=0)
+
+    def measured(self) -> list[tuple[str, int]]:
+        """System and number of requests of each run, without trials."""
+        given = [dict(word.split("=", 1) for word in words) for words in self.made]
+        return [(one["system"], int(one["load.num_requests"])) for one in given if int(one["load.num_requests"]) != 8]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    stand_in = Runs({"llm_only": 100.0, "official": 10.0, "tokenrouter": 400.0})
+    monkeypatch.setattr(series, "subprocess", SimpleNamespace(run=stand_in))
+    return stand_in
+
+
+def execute(tmp_path: Path, **options: Any) -> tuple[Description, list[Outcome]]:
+    """Table 2's R2R."""
+    table = load("table2")
+    made = Series(table, Options(out=str(tmp_path), **options), [])
+    outcomes = made.prepare([one for one in cells(table, "cpu") if dict(one.labels)["algo"] == "R2R"])
+    made.execute(outcomes)
+    return table, outcomes
+
+
+def test_compared_systems_take_turns_on_the_same_requests(runs: Runs, tmp_path: Path) -> None:
+    execute(tmp_path, repeats=2, minutes=1.0, longest=4.0)
+    fastest = round(60 * 440 / 200)  # the trial's steady tokens/s
+    slowest = max(40, round(4 * 60 * 11 / 200))
+    turn = [("llm_only", fastest), ("official", slowest), ("tokenrouter", fastest)]
+    assert runs.measured() == turn * 2
+    assert len(runs.made) == 9  # a trial each
+
+
+def test_what_is_there_is_not_run_again(runs: Runs, tmp_path: Path) -> None:
+    runs.stop_at = 3
+    with pytest.raises(series.RunFailed):
+        execute(tmp_path, repeats=2, requests=4)
+    _, outcomes = execute(tmp_path, repeats=2, requests=4)
+    assert len(runs.made) == 7 and [len(outcome.summaries) for outcome in outcomes] == [2, 2, 2]
+    execute(tmp_path, repeats=2, requests=5)  # cells of another size are others
+    assert len(runs.made) == 13
+
+
+def test_a_cell_that_fails_leaves_the_others(runs: Runs, tmp_path: Path) -> None:
+    del runs.speed["official"]
+    table, outcomes = execute(tmp_path, repeats=3, requests=4)
+    frame = tabulate(table, outcomes).set_index("system")
+    assert frame.loc["Official Code", "valid"].tolist()[0] == "the run failed"
+    assert frame.loc["TokenRouter", "valid"].tolist()[0] == "yes" and len(runs.made) == 7
+
+
+def test_rows_and_claims(runs: Runs, tmp_path: Path) -> None:
+    table, outcomes = execute(tmp_path, repeats=3, requests=4)
+    frame = tabulate(table, outcomes)
+    own = frame[(frame["system"] == "TokenRouter") & (frame["algo"] == "R2R")].set_index("measure")
+    assert own.loc["tok/s", "paper"] == 244.56 and own.loc["tok/s", "measured"] == 400.0
+    assert own.loc["e2el s", "measured"] == 2.0 and own.loc["e2el s", "paper"] == 270.19
+    absent = frame[(frame["algo"] == "CITER") & (frame["measure"] == "tok/s")]
+    assert absent["valid"].tolist() == ["not measured"] * 3 and absent["paper"].tolist() == [123.72, 17.16, 149.31]
+    found = {claim["claim"]: claim for claim in claims(table, frame)}
+    over = found["TokenRouter's throughput over Official Code's, original settings, N = 4"]
+    assert over["measured"] == [40.0, 40.0] and over["paper"] == [2.73, 21.97] and over["predicted"] == []
+
+
+def test_compared_runs_of_other_data_are_not_valid(runs: Runs, tmp_path: Path) -> None:
+    table, outcomes = execute(tmp_path, repeats=3, requests=4)
+    outcomes[0].summaries[0]["provenance"]["data_source"] = "embedded:y"
+    assert set(tabulate(table, outcomes)["valid"].dropna().iloc[:3]) == {"no: compared runs differ in data_source"}
+    assert validity(Outcome(outcomes[0].cell, {}, None, summaries=outcomes[0].summaries[:1]), []) == (
+        "no: 1 repeats, comparisons need 3")
+
+
+def test_fields_of_summaries() -> None:
+    summary = {"mean_tpot_ms": 4.0, "quality": None, "routing": {"breakdown_ms": {"small": {"page allocation": 0.5}}}}
+    assert value(summary, "1000/mean_tpot_ms") == 250 and value(summary, "mean_tpot_ms/1000") == 0.004
+    assert value(summary, "routing.breakdown_ms.small.page allocation") == 0.5
+    assert value(summary, "quality.value") is None and value(summary, "routing.nothing.at.all") is None
+
+
+def frame_of(table: Description, rows: list[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=[*table.axes, *document.COLUMNS])
+
+
+def test_ratios_are_to_the_strongest_and_over_all_places() -> None:
+    table = load("figure5")
+    rows = [{"algo": algo, "workload": "agentic", "N": "4", "system": system, "measure": "tok/s", "measured": speed}
+            for algo, speeds in (("R2R", (10.0, 20.0, 60.0)), ("ME", (10.0, None, 50.0)))
+            for system, speed in zip(("Std. Serving", "Official Code", "TokenRouter"), speeds, strict=True)]
+    assert claims(table, frame_of(table, rows))[0]["measured"] == [3.0, 5.0]
+
+
+def test_the_best_threshold_is_judged_by_what_is_measured_there() -> None:
+    table = load("figure10")
+    rows = [{"account": account, "N": "4", "B1": str(b), "measure": "tok/s", "predicted": p, "measured": m}
+            for account, measured in (("as stated", (90.0, 100.0)), ("contention", (100.0, 80.0)))
+            for b, p, m in zip((1, 2), (1.0, 2.0), measured, strict=True)]
+    assert claims(table, frame_of(table, rows))[0]["measured"] == [0.8, 1.0]
+
+
+def test_dominated_area() -> None:
+    assert dominated_area([(2.0, 1.0), (1.0, 2.0), (0.5, 0.5)]) == 3.0 and dominated_area([]) == 0.0
+    table = load("figure7")
+    rows = [{"N": "16", "threshold": "0.5", "system": system, "measure": measure, "measured": number}
+            for system, numbers in (("TokenRouter", (4.0, 0.5)), ("Official Code", (2.0, 0.5)))
+            for measure, number in zip(("tok/s", "quality"), numbers, strict=True)]
+    assert claims(table, frame_of(table, rows))[0]["measured"] == [2.0, 2.0]
+    assert Claim(claim="x", kind="area").to == []
+
+
+@pytest.mark.parametrize("name", ["figure1b", "figure5", "figure10", "table9"])
+def test_a_picture_is_drawn(name: str, tmp_path: Path) -> None:
+    table = load(name)
+    rows = [dict(one.labels) | {
+        "measure": measure, "measured": 10.0 + i, "least": 9.0, "greatest": 200.0, "predicted": 9.5}
+            for i, one in enumerate(cells(table, "cpu")) for measure in table.measures]
+    draw(table, frame_of(table, rows), tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").is_file() == (table.plot is not None)
+
+
+def test_files_of_a_command(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["table=2", "only=[R2R]", "requests=4", "repeats=3", f"out={tmp_path}"])
+    out = capsys.readouterr().out
+    assert "table2 1/9: R2R, N=4, LLM-only: repeat 1 of 3, 4 requests" in out
+    page = (tmp_path / "table2.md").read_text()
+    assert page.startswith("# Table 2: ") and "Analogue: the embedded pair" in page and "| 244.6" in page
+    assert len(pd.read_csv(tmp_path / "table2.csv")) == 36 and (tmp_path / "table2.png").stat().st_size > 1000
+    main(["table=2", "only=[R2R]", "requests=4", "repeats=3", f"out={tmp_path}", "dry"])
+    assert len(runs.made) == 9 and (tmp_path / "table2.md").read_text() == page  # what is there is shown, nothing run
+
+
+def test_the_document_is_what_its_command_makes_of_the_kept_tables() -> None:
+    text = document.DOCUMENT.read_text()
+    assert document.render(text, paper.MEASURED) == text
+
+
+def test_a_document_without_a_block_is_refused() -> None:
+    text = document.DOCUMENT.read_text().replace("<!-- table2 -->", "")
+    with pytest.raises(InputError, match="has 0 blocks 'table2'"):
+        document.render(text, paper.MEASURED)
+
+
+def test_what_was_kept_is_shown(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper, "MEASURED", tmp_path / "measured")
+    monkeypatch.setattr(document, "DOCUMENT", tmp_path / "doc.md")
+    document.DOCUMENT.write_text((ROOT / "docs" / "reproduction.md").read_text())
+    main(["table=2", "only=[R2R]", "requests=4", "repeats=3", f"out={tmp_path}", "keep"])
+    text = document.DOCUMENT.read_text()
+    assert "| TokenRouter's throughput over Official Code's, original settings, N = 4" in text
+    [row] = [line for line in text.splitlines() if line.startswith("| R2R ") and "400 (paper 244.6)" in line]
+    assert "10 (paper 89.62)" in row
+    assert document.render(text, tmp_path / "measured") == text

@@ -1,0 +1,1 @@
+"""The paper's tables and figures: what each shows, run here, and put beside the paper."""

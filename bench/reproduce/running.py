@@ -1,0 +1,245 @@
+"""Cells become runs of bench/run.py: how many requests each serves, in which order, and what is already there.
+
+The cells of a group take turns (A B A B ...). Those that are compared serve the same requests, as many as the fastest
+needs for `minutes`; one that would then take longer than `longest` minutes serves the first of these only. How fast a
+cell is says the throughput model, where it can before anything is run, or else a short trial, which is made once.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bench.config import explain_composition, validate
+from bench.plan import roles_of
+from bench.predict import nominal_tables, policy_of, predict, system
+from bench.reproduce.description import Cell, Description, Hardware
+from bench.series import ROOT, RunFailed, run
+from bench.validity import MIN_REQUESTS_A_CLIENT, ended_early
+from tokenrouter.config import Positive, PositiveFloat, Strict
+from tokenrouter.core import InputError
+from tokenrouter.throughput.search import search
+
+TRIAL_TOKENS = 256  # of a trial's answers, where answers have drawn lengths
+START_S = 12.0  # of a run, before and after it measures
+FULL_MINUTES = 1.0  # from here on a cell is to be valid
+
+
+class Options(Strict, kw_only=True):
+    """Of bench/paper.py, which explains them."""
+
+    figure: int | str | None = None
+    table: int | str | None = None
+    N: list[Positive] = msgspec.field(default_factory=list)
+    only: list[str] = msgspec.field(default_factory=list)
+    repeats: Positive = 3
+    minutes: PositiveFloat = 1.2
+    longest: PositiveFloat = 6.0
+    requests: Positive | None = None
+    on: Hardware | None = None
+    out: str = "results/runs/paper"
+
+    @property
+    def size(self) -> str:
+        """What cells of one length have in common: the folder of their runs."""
+        return f"requests={self.requests}" if self.requests else f"minutes={self.minutes:g}-longest={self.longest:g}"
+
+
+@dataclass
+class Outcome:
+    """A cell and what became of it. `predicted`: tokens/s in the steady window, where the model says so beforehand."""
+
+    cell: Cell
+    values: dict[str, Any]
+    predicted: float | None
+    requests: int = 0
+    seconds: float | None = None  # that a run is expected to take
+    summaries: list[dict[str, Any]] = field(default_factory=list)
+    failed: str = ""
+
+
+def hardware(options: Options, words: Sequence[str]) -> Hardware:
+    """What `on=` says, or else the overrides."""
+    if options.on is not None:
+        return options.on
+    gpu = any(word == "engine=sglang" or word.startswith("hardware.device=cuda") for word in words)
+    return "gpu" if gpu else "cpu"
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """Tokens/s of a cell, and tokens of a request."""
+
+    throughput: float
+    tokens: float
+
+
+class Series:
+    """The runs of one table or figure."""
+
+    def __init__(self, description: Description, options: Options, words: Sequence[str]) -> None:
+        self.description, self.options, self.words = description, options, list(words)
+        self.out = Path(options.out)
+
+    def prepare(self, found: Iterable[Cell]) -> list[Outcome]:
+        """Checks every cell before any is run. InputError for the first that could not be."""
+        outcomes = []
+        for cell in found:
+            values = {} if cell.because else composed(self.command(cell))
+            outcomes.append(Outcome(cell, values, predicted(values) if values else None))
+        return outcomes
+
+    def execute(self, outcomes: Sequence[Outcome]) -> None:
+        """All runs that are not there yet. A cell whose run fails is left; RunFailed where going on makes no sense."""
+        runnable = [outcome for outcome in outcomes if not outcome.cell.because]
+        total, number = len(runnable) * self.options.repeats, 0
+        for _, members in groupby(runnable, key=lambda outcome: outcome.cell.group):
+            group = list(members)
+            self._sizes(group)
+            for repeat in range(self.options.repeats):
+                for outcome in group:
+                    number += 1
+                    if not outcome.failed:
+                        self._say(runnable, outcome, repeat, number, total)
+                        self._once(outcome, repeat)
+
+    def collect(self, outcomes: Iterable[Outcome]) -> None:
+        """Finds what earlier commands have run of the cells that this one has not."""
+        for outcome in outcomes:
+            if not outcome.summaries and not outcome.cell.because:
+                files = (self.out / self.options.size / self.folder(outcome)).glob("*/summary.json")
+                found = [json.loads(file.read_text()) for file in sorted(files)]
+                outcome.summaries = [summary for summary in found if not ended_early(summary)]
+
+    def command(self, cell: Cell, *more: str) -> list[str]:
+        return [f"experiment={self.description.experiment}", *cell.overrides, *self.words, *more]
+
+    def folder(self, outcome: Outcome) -> Path:
+        """Of a cell's runs: the same for the same command line."""
+        values = outcome.values
+        digest = hashlib.blake2b("\n".join(self.command(outcome.cell)).encode(), digest_size=4).hexdigest()
+        return Path(f"{values['algo']['name']}-{values['workload']['name']}-{values['system']['name']}-"
+                    f"N{values['load']['concurrency']}-{digest}")
+
+    def _once(self, outcome: Outcome, repeat: int) -> None:
+        folder = self.out / self.options.size / self.folder(outcome) / str(repeat)
+        began = time.monotonic()
+        try:
+            outcome.summaries.append(run(folder, self.command(
+                outcome.cell, f"load.num_requests={outcome.requests}")))
+        except RunFailed as error:
+            if error.code != 1:
+                raise
+            outcome.failed = "the run failed"
+        if (took := time.monotonic() - began) > START_S / 2:  # it was made just now
+            outcome.seconds = took
+
+    def _sizes(self, group: Sequence[Outcome]) -> None:
+        """How many requests each cell of a group serves."""
+        options = self.options
+        if options.requests is not None:
+            for outcome in group:
+                outcome.requests = options.requests
+            return
+        rates = {id(outcome): rate for outcome in group if (rate := self._rate(outcome))}
+        wanted = {key: 60 * options.minutes * rate.throughput / rate.tokens for key, rate in rates.items()}
+        most = max(wanted.values(), default=0.0)
+        for outcome in group:
+            if outcome.failed:
+                continue
+            rate, N = rates[id(outcome)], outcome.values["load"]["concurrency"]
+            least = N * (MIN_REQUESTS_A_CLIENT if options.minutes >= FULL_MINUTES else 1)
+            affordable = 60 * options.longest * rate.throughput / rate.tokens
+            same = most if outcome.cell.compare else wanted[id(outcome)]
+            outcome.requests = max(least, round(min(same, affordable)))
+            outcome.seconds = START_S + outcome.requests * rate.tokens / rate.throughput
+
+    def _rate(self, outcome: Outcome) -> Rate | None:
+        """None if the trial fails, which the outcome then says."""
+        lengths = drawn_lengths(outcome.values)
+        if outcome.predicted is not None and lengths is not None:
+            return Rate(outcome.predicted, lengths)
+        N = outcome.values["load"]["concurrency"]
+        more = [f"load.num_requests={2 * N}"]
+        if lengths is not None:
+            more.append(f"workload.max_tokens={TRIAL_TOKENS}")
+        folder = self.out / "trials" / self.folder(outcome)
+        print(f"trial: {outcome.cell.name}", flush=True)
+        try:
+            summary = run(folder, self.command(outcome.cell, *more))
+        except RunFailed as error:
+            if error.code != 1:
+                raise
+            outcome.failed = "the trial failed"
+            return None
+        tokens = summary["total_output_tokens"] / summary["completed"]
+        return Rate(summary["steady"]["output_throughput"] or summary["output_throughput"], lengths or tokens)
+
+    def _say(self, runnable: Sequence[Outcome], now: Outcome, repeat: int, number: int, total: int) -> None:
+        """One line before each run: which, how long, and when all will be done."""
+        known = [outcome.seconds for outcome in runnable if outcome.seconds is not None]
+        usual = sum(known) / len(known) if known else None
+        left = None
+        if usual is not None:
+            left = sum((self.options.repeats - len(outcome.summaries)) * (outcome.seconds or usual)
+                       for outcome in runnable if not outcome.failed)
+        took = "" if now.seconds is None else f", about {duration(now.seconds)}"
+        rest = "" if left is None else f"; all done in about {duration(left)}"
+        print(f"{self.description.name} {number}/{total}: {now.cell.name}: repeat {repeat + 1} of "
+              f"{self.options.repeats}, {now.requests} requests{took}{rest}", flush=True)
+
+
+def composed(overrides: Sequence[str]) -> dict[str, Any]:
+    """The resolved configuration of a run; InputError for one that bench/run.py would refuse."""
+    try:
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            values: Any = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise InputError(explain_composition(error)) from None
+    validate(values)
+    return dict(values)
+
+
+def predicted(values: dict[str, Any]) -> float | None:
+    """Tokens/s by the throughput model, for the routing and step times that the configuration states; None where it
+    states none."""
+    config, algo = validate(values), values["algo"]
+    if config.engine.kind != "emulated" or "P" not in algo or algo.get("profile"):
+        return None
+    roles = roles_of(config)
+    tables = nominal_tables(config, roles)
+    assert tables is not None
+    B, policy = [1] * len(roles), policy_of(config)
+    if policy in ("optimal", "hold"):
+        spec = system(config, roles, algo["P"], algo["C"], tables)
+        B = list(search(spec.varied(hold=tuple(range(spec.M)) if policy == "hold" else ())).B)
+    elif policy == "fixed":
+        B = list(config.batching.B)
+    return predict(config, roles, algo["P"], algo["C"], tables, B).throughput
+
+
+def drawn_lengths(values: dict[str, Any]) -> float | None:
+    """Mean tokens of an answer, where the workload draws how many each one has."""
+    workload = values["workload"]
+    lengths = workload.get("output_tokens")
+    if lengths is None and values["models"]["embedded"]:
+        lengths = (workload.get("embedded") or {}).get("output_tokens")
+    if lengths is None:
+        return None
+    return float(workload["max_tokens"] or sum(lengths) / 2)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
