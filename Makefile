@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 ARGS ?=
 SGLANG_VENV ?= .venv-sglang
+CLIENTS_VENV ?= .venv-clients
+CLIENTS := openai lm-eval guidellm aiperf
 SGLANG := tokenrouter/engine/sglang
 
 .PHONY: bench test lint clients clean sglang-cpu
@@ -27,16 +29,18 @@ lint: $(VENV)/installed-dev
 
 sglang-cpu: $(SGLANG_VENV)/installed
 
-clients: $(VENV)/installed .venv-openai/installed
-	$(BIN)/python tests/clients/run.py .venv-openai/bin/python $(ARGS)
+clients: $(VENV)/installed-dev $(CLIENTS:%=$(CLIENTS_VENV)/%/installed)
+	$(BIN)/python tests/clients/run.py $(CLIENTS_VENV) $(ARGS)
 
-.venv-openai/installed: | $(BIN)/python
-	@$(PYTHON) -m venv .venv-openai
-	@.venv-openai/bin/python -m pip install --quiet --disable-pip-version-check "openai>=2,<4" pytest pytest-timeout
+# Each in an environment of its own: what they need contradicts each other, and the server.
+$(CLIENTS_VENV)/%/installed: tests/clients/%.txt
+	@echo "Installing $* into $(@D)"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $<
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(SGLANG_VENV) .venv-openai build *.egg-info
+	rm -rf $(VENV) $(SGLANG_VENV) $(CLIENTS_VENV) build *.egg-info
 
 # The stamps: nothing is installed again until pyproject.toml changes.
 $(VENV)/installed: pyproject.toml | $(BIN)/python
