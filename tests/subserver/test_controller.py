@@ -54,10 +54,10 @@ class System:
             self.now += latencies[0] / 1e3
             moves = [(int(self.rng.random() < p), 1) for _ in range(3)]
             noise = self.rng.uniform(0.98, 1.02)
-            self.policies[0].landed(Step(3, moves, latencies[0] * noise, True, active), self.now)
+            self.policies[0].learn(Step(3, moves, latencies[0] * noise, True, active), self.now)
             while self.due <= self.now:
                 self.due += latencies[1] / 1e3
-                self.policies[1].landed(Step(3, [(0, 1)] * 3, latencies[1] * noise, True, active), self.now)
+                self.policies[1].learn(Step(3, [(0, 1)] * 3, latencies[1] * noise, True, active), self.now)
 
     @property
     def B(self) -> set[tuple[int, ...]]:

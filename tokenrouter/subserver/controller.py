@@ -48,7 +48,7 @@ class Controller:
         self._asked_at, self._planned_at = -math.inf, 0
         self._question: tuple[int, tuple[m.Figures, ...]] = (0, ())
 
-    def landed(self, step: Step, now: float) -> m.Figures | m.Plan | None:
+    def learn(self, step: Step, now: float) -> m.Figures | m.Plan | None:
         """After each step: what there is to tell, if anything."""
         self.measured.add(step)
         if self.planner is not None and (B := self.planner.answer()) is not None:
@@ -104,8 +104,8 @@ class Planned(LaunchPolicy):
     def threshold(self, active: Mapping[int, int]) -> int:
         return shrunk(self.thresholds(sum(active.values())), self.index, self.models, active)
 
-    def landed(self, step: Step, now: float) -> None:
-        message = self.controller.landed(step, now)
+    def learn(self, step: Step, now: float) -> None:
+        message = self.controller.learn(step, now)
         if isinstance(message, m.Plan):
             self.receive(self.index, message, now)
         if message is not None:

@@ -72,7 +72,6 @@ class Hold(Planned):
     def landed(self, step: Step, now: float) -> None:
         if self._announced:
             self.tell(m.Landed())
-        super().landed(step, now)
 
     def hear(self, sender: int, message: m.Scheduling, now: float) -> None:
         if isinstance(message, m.Launched):

@@ -30,6 +30,7 @@ class Subserver:
         self.engine, self.mailbox, self.scheduler, self.policy = engine, mailbox, scheduler, scheduler.policy
         self.lifecycle, self.routing, self.stats, self.alive = lifecycle, routing, stats, alive
         self.policy.bind(mailbox, lifecycle.models)
+        self.landed: tuple[Step, float] | None = None  # the last step, until the policy has learnt from it
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -48,7 +49,7 @@ class Subserver:
         if batch:
             self.step(batch, start)
         else:
-            self.mailbox.flush()
+            self.catch_up()
         return bool(batch)
 
     def receive(self, timeout_s: float = 0.0) -> None:
@@ -66,25 +67,34 @@ class Subserver:
         """One forward pass, then each complete row is routed, and accepted, discarded or handed over.
 
         Between launch and `finish` is what need not wait for the device: sampling and routing are queued behind the
-        forward pass, and the front end is told of the step before.
+        forward pass, and what is left of the step before is done.
         """
         decode = all(len(row.token_ids) <= SHORT_APPEND for _, row in batch)
         self.policy.launching(len(batch), decode)
         launched = time.perf_counter()
         if not self.engine.asynchronous:  # this thread computes, so whatever is in the outbox would have to wait
-            self.mailbox.flush()
+            self.catch_up()
         output = self.engine.step([row for _, row in batch])
         complete = self.written(batch, launched)
         decided = self.routing.decide(complete, output) if complete else None
         tokens = sum(len(row.token_ids) for _, row in batch)
         threshold = self.policy.threshold(Counter(self.lifecycle.active.values()))
-        self.mailbox.flush()
+        self.catch_up()
         compute_s = output.finish()
         moves = self.routing.settle(decided, self.stats) if decided else []
         now = time.perf_counter()
-        self.policy.landed(Step(len(batch), moves, (now - start) * 1e3, decode, len(self.lifecycle.active)), now)
+        step = Step(len(batch), moves, (now - start) * 1e3, decode, len(self.lifecycle.active))
+        self.landed = step, now
+        self.policy.landed(step, now)
         self.mailbox.flush(peers_only=True)
         self.stats.step(start, time.perf_counter(), compute_s, len(batch), tokens, threshold)
+
+    def catch_up(self) -> None:
+        """What no peer waits for: the policy learns from the last step, and the front end is told of it."""
+        if self.landed:
+            self.policy.learn(*self.landed)
+            self.landed = None
+        self.mailbox.flush()
 
     def written(self, batch: list[tuple[Request, Row]], launched: float) -> list[Request]:
         """The rows' tokens are in KV; returns the requests of which nothing is missing there, so that they go on."""

@@ -141,7 +141,10 @@ class LaunchPolicy:
         """A step is about to begin."""
 
     def landed(self, step: Step, now: float) -> None:
-        """A step has ended, and what left with it is in the outbox."""
+        """A step has ended, and what left with it is in the outbox. Peers are told at once of what is told here."""
+
+    def learn(self, step: Step, now: float) -> None:
+        """The same step, when there is time: while the next one computes, or when there is none."""
 
     def hear(self, sender: int, message: m.Scheduling, now: float) -> None:
         """Take note of it."""

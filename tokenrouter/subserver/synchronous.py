@@ -104,7 +104,6 @@ class ModelSync(Planned):
         self._stepped = True
         for target, _ in step.moves:
             self._waiting[target] += target != self.index
-        super().landed(step, now)
 
     def hear(self, sender: int, message: m.Scheduling, now: float) -> None:
         super().hear(sender, message, now)
