@@ -49,11 +49,11 @@ def provenance(plan: Plan, command: str | None) -> dict[str, Any]:
 
 
 def _models_hash(plan: Plan) -> str:
+    emulated = plan.config.engine.options if plan.config.engine.kind == "emulated" else None  # these are the models
     found = {
-        role: [model.path, revision(str(resolve(model.path)), model.revision), model.dtype]
+        role: [model.path, None if emulated else revision(str(resolve(model.path)), model.revision), model.dtype]
         for role, model in plan.config.models.roles.items()
     }
-    emulated = plan.config.engine.options if plan.config.engine.kind == "emulated" else None  # these are the models
     return _digest([found, plan.config.models.load_format, *filter(None, [emulated])])
 
 
