@@ -197,6 +197,7 @@ class BaseRouter:
     needs: ClassVar[frozenset[str]] = frozenset()  # of {"hidden_states"}
     handoff: ClassVar[Literal["regenerate", "keep"]] = "regenerate"
     drafts: ClassVar[bool] = False  # what stays here is drafted, not accepted, and a peer verifies it
+    peers: ClassVar[int] = 0  # other roles that it needs at the least, to send requests to
 
     role: int = 0
     roles: tuple[str, ...] = ()
@@ -208,6 +209,9 @@ class BaseRouter:
             setattr(self, param.name, param.parse(value))
         for name, value in config.items():
             setattr(self, name, value)
+
+    def check_model(self, model: ModelContext) -> None:
+        """Called before anything is started, with the model as it lies on disk: InputError if this is not for it."""
 
     def setup(self, model: ModelContext) -> None:
         """Called once, when the model is loaded: move weights to its device, check sizes."""
@@ -255,6 +259,7 @@ class ReturnAfterOne(BaseRouter):
     """The large side of CITER, R2R and Co-LLM: keep one token, then hand back (paper Table 1)."""
 
     handoff = "keep"
+    peers = 1
 
     def route(self, result: StepResult) -> torch.Tensor:
         return torch.ones(len(result.requests), dtype=torch.long)
@@ -303,6 +308,9 @@ class Algorithm:
         if not issubclass(target, BaseRouter):
             raise InputError(
                 f"_target_={spec['_target_']!r}: allowed is a subclass of tokenrouter.interface.BaseRouter")
+        if len(self.roles) <= target.peers:
+            raise InputError(f"roles={list(self.roles)}: allowed are {target.peers + 1} or more, as {target.__name__} "
+                             "sends requests to another")
         made: BaseRouter = target(**{k: v for k, v in spec.items() if k != "_target_"})
         made.roles, made.role = self.roles, self.roles.index(role)
         for param in made.params:

@@ -28,6 +28,7 @@ class ThresholdRouter(BaseRouter):
     """
 
     threshold: float
+    peers = 1
     leaves: ClassVar[Literal[">=", ">", "<=", "<"]]  # how the score of a request that leaves stands to the threshold
 
     def score(self, tensors: Tensors, params: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -26,9 +26,12 @@ class Trained(BaseRouter):
         super().__init__(**config)
         self._tensors, self._metadata = weights.load(self.weights, self.kind)
 
+    def check_model(self, model: ModelContext) -> None:
+        weights.check_model(self.weights, self._metadata, self.trained_as, model)
+
     def setup(self, model: ModelContext) -> None:
         super().setup(model)
-        weights.check_model(self.weights, self._metadata, self.trained_as, model)
+        self.check_model(model)
 
 
 class TrainedRouter(Trained, ThresholdRouter):

@@ -19,8 +19,6 @@ from tokenrouter.core import InputError
 from tokenrouter.interface import ModelContext
 from tokenrouter.paths import resolve
 
-FINGERPRINT_ROWS = 256  # of the input embeddings
-
 
 def save(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any]) -> None:
     """Write a file that is either complete or not there."""
@@ -67,6 +65,6 @@ def check_model(path: str, metadata: Mapping[str, Any], role: str, model: ModelC
 @torch.no_grad()
 def fingerprint(model: ModelContext) -> str:
     """Of a model's first input embeddings; the same for its weights in fp32 and in bf16."""
-    ids = torch.arange(min(model.vocab_size, FINGERPRINT_ROWS), device=model.device)
+    ids = torch.arange(min(model.vocab_size, 256), device=model.device)
     rows = model.embed(ids).to("cpu", torch.bfloat16).contiguous()
     return hashlib.blake2b(rows.view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()

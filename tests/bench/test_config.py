@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bench.config import explain_composition
@@ -75,6 +77,14 @@ def test_what_cannot_be_composed(composed: Compose, override: str, said: str) ->
     (["engine.memory_gb=0"], "engine.memory_gb=0: allowed is a number > 0"),
     (["logger.kind=nope"], "logger.kind='nope': allowed is one of none, wandb"),
     (["~models.roles.large"], "models=tiny: has no model for the role 'large' of algo=entropy; allowed is "),
+    (["~algo.roles.large"], "algo.roles=['small']: allowed are 2 or more, as EntropySmall sends requests to another"),
+    (["algo=speculative", "~algo.roles.large"], "algo.roles=['small']: allowed are 2 or more"),
+    (["algo=r_stitch", "~algo.roles.small", "algo.entry=large"], "algo.roles=['large']: allowed are 2 or more"),
+    (["algo=glimp", "algo.max_step=0"], "algo.max_step=0: allowed is a whole number of tokens >= 1"),
+    (["algo=glimp", "algo.delimiter='§'"], "algo.delimiter='§': allowed is a text that a token of the vocabulary has"),
+    (["algo=glimp", "algo.answer=''"], "algo.answer='': allowed is a text of one character or more"),
+    (["algo=glimp", "algo.tokenizer=nowhere"], "algo.tokenizer='nowhere': allowed is an existing folder, or a hub id"),
+    (["algo=glimp", "algo.tokenizer=null"], "algo.tokenizer=None: allowed is a folder or hub id"),
     (["models.roles.large.path=no/such/folder"], "models.roles.large.path='no/such/folder': allowed is an existing "),
 ])  # fmt: skip
 def test_what_cannot_run(composed: Compose, overrides: list[str], said: str) -> None:
@@ -103,6 +113,14 @@ def test_models_with_different_vocabularies(composed: Compose, folders: dict[str
         prepare(composed(f"models.roles.large.path={folders['other']}"))
     line = str(caught.value)
     assert str(folders["small"]) in line and str(folders["other"]) in line and "their vocabularies differ: '" in line
+
+
+@pytest.mark.parametrize(("models", "role"), [("tiny_medium_large", "small"), ("tiny_small_medium", "large")])
+def test_trained_routers_are_refused_other_models_before_these_start(models: str, role: str) -> None:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        made = compose("config", ["algo=r2r", f"models={models}", "load.num_requests=1"])
+    with pytest.raises(InputError, match=f"^models.{role}: its hidden_size is .*; allowed is {role} .hidden_size"):
+        prepare(OmegaConf.to_container(made, resolve=True))  # type: ignore[arg-type]
 
 
 def command(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:

@@ -2,17 +2,23 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import try_to_load_from_cache
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import cached_file
 
 from tokenrouter.core import InputError
 from tokenrouter.engine.torch import load
+from tokenrouter.interface import ModelContext
 from tokenrouter.paths import resolve
 
+_auto: Any = AutoModelForCausalLM  # without types
 _ENDS = 1 << 20  # bytes at either end of a weight file that stand for all of it
 
 
@@ -59,6 +65,37 @@ def _load(kind: Any, field: str, path: str, revision: str | None) -> Any:
         reason = " ".join(str(error).split())[:200]
         raise InputError(
             f"{field}={path!r}: cannot be loaded ({reason}); allowed is a model's folder or hub id") from None
+
+
+def context(path: str, revision: str | None, *, download: bool = False) -> ModelContext | None:
+    """What a router may ask about a model, read from its files without loading it; of embeddings, the rows asked for.
+
+    None for a hub's model that is not in the cache, unless `download` says to fetch the file with its embeddings.
+    Raises OSError, ValueError or KeyError where there is no model with weights in safetensors.
+    """
+    offline = not download and not Path(path).is_dir()
+    options: Any = {"revision": revision, "local_files_only": offline,
+                    "_raise_exceptions_for_missing_entries": not offline}
+    if cached_file(path, "config.json", **options) is None:
+        return None
+    config = AutoConfig.from_pretrained(path, revision=revision, local_files_only=offline)
+    with torch.device("meta"):
+        model = _auto.from_config(config)
+    table = model.get_input_embeddings().weight
+    name = next(name for name, parameter in model.named_parameters() if parameter is table)
+    index = cached_file(path, "model.safetensors.index.json",
+                        **options | {"_raise_exceptions_for_missing_entries": False})
+    shard = json.loads(Path(index).read_text())["weight_map"][name] if index else "model.safetensors"
+    if (file := cached_file(path, shard, **options)) is None:
+        return None
+
+    def embed(ids: torch.Tensor) -> torch.Tensor:
+        with safe_open(file, framework="pt") as opened:
+            rows: torch.Tensor = opened.get_slice(name)[: int(ids.max()) + 1]
+        return rows[ids]
+
+    text = config.get_text_config()
+    return ModelContext(torch.device("cpu"), text.vocab_size, text.hidden_size, (), embed)
 
 
 def check_vocabularies(named: Sequence[tuple[str, PreTrainedTokenizerBase]]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import zmq
 
 from tokenrouter.core import InputError
-from tokenrouter.interface import Algorithm, EntryContext
+from tokenrouter.interface import Algorithm, BaseRouter, EntryContext
 from tokenrouter.subserver.curve import Keys
 
 
@@ -129,10 +129,26 @@ class ClusterSpec(msgspec.Struct, kw_only=True):
             for role in spec.roles:
                 if role not in spec.routers:
                     raise InputError(f"algo.roles={sorted(spec.routers)}: allowed is a router for each of {spec.roles}")
-                algorithm.router(role)  # parameters are checked by building it
+                router = algorithm.router(role)  # parameters are checked by building it
+                self._check_model(router, self.models[spec.models[spec.roles.index(role)]])
             if isinstance(spec.entry, str) and spec.entry not in spec.roles:
                 raise InputError(f"algo.entry={spec.entry!r}: allowed is one of {spec.roles}")
             algorithm.entry_role(EntryContext([0], 0, {}))  # a rule's parameters are checked by asking it
+
+
+    def _check_model(self, router: BaseRouter, model: ModelSpec) -> None:
+        """Of a router that minds which model it sits on, where that can be known before it is loaded."""
+        minds = type(router).check_model is not BaseRouter.check_model
+        if not minds or self.engine.kind == "emulated" or model.load_format == "dummy":
+            return
+        from tokenrouter.cluster.models import context  # heavy imports, which other routers need not wait for
+
+        try:
+            known = context(model.path, model.revision)
+        except (OSError, ValueError, KeyError):  # the engine says what is wrong with such a model
+            return
+        if known is not None:
+            router.check_model(known)
 
 
 class SubserverSpec(msgspec.Struct, kw_only=True):

@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from tokenrouter.cluster.models import load_tokenizer, locate
 from tokenrouter.core import InputError
-from tokenrouter.interface import BaseRouter, ModelContext, Param, RequestView, StepResult
+from tokenrouter.interface import BaseRouter, Param, RequestView, StepResult
 from zoo.entropy.router import normalised_entropy
 from zoo.threshold import Tensors, ThresholdRouter
 
@@ -32,12 +33,13 @@ class Steps(BaseRouter):
     max_step: int = 512
     tokenizer: str = ""
 
-    def setup(self, model: ModelContext) -> None:
-        super().setup(model)
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
         if isinstance(self.max_step, bool) or not isinstance(self.max_step, int) or self.max_step < 1:
             raise InputError(f"max_step={self.max_step!r}: allowed is a whole number of tokens >= 1")
-        loaded = load_tokenizer("algo.tokenizer", locate("algo.tokenizer", self.tokenizer))
-        texts = loaded.batch_decode([[token] for token in range(len(loaded))])
+        if not isinstance(self.tokenizer, str) or not self.tokenizer:
+            raise InputError(f"tokenizer={self.tokenizer!r}: allowed is a folder or hub id")
+        texts = _texts(self.tokenizer)
         self._ends = _having("delimiter", self.delimiter, texts)
         self._answers = _having("answer", self.answer, texts) if self.answer is not None else frozenset()
 
@@ -76,6 +78,7 @@ class GlimpLarge(Steps):
 
     params = PARAMS
     handoff = "keep"
+    peers = 1
 
     def route(self, result: StepResult) -> torch.Tensor:
         thresholds = self.values("threshold", result).tolist()
@@ -87,6 +90,13 @@ class GlimpLarge(Steps):
         if threshold == -math.inf or token in self._answers or self.answering(view):
             return False
         return token in self._ends or self.written(view) + 1 == self.max_step
+
+
+@lru_cache(maxsize=4)  # both models' routers ask for the same, and those that are built to be checked
+def _texts(tokenizer: str) -> list[str]:
+    """The text of each token."""
+    loaded = load_tokenizer("tokenizer", locate("tokenizer", tokenizer))
+    return list(loaded.batch_decode([[token] for token in range(len(loaded))]))
 
 
 def _having(name: str, text: Any, texts: Sequence[str]) -> frozenset[int]:

@@ -11,7 +11,6 @@ code's other networks, normalised inputs, position embeddings, blocks of differe
 """
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +18,10 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import cached_file
 
+from tokenrouter.cluster.models import context
 from tokenrouter.core import InputError
 from tokenrouter.interface import ModelContext
 from zoo import weights
@@ -125,25 +123,14 @@ def network_of(tensors: Mapping[str, torch.Tensor]) -> R2RNetwork:
 
 def model_context(setup: Setup, role: str) -> ModelContext:
     """What weights are tied to of a model, read without loading it: sizes, and rows of its input embeddings."""
-    field, path = f"models.roles.{role}.path", setup.model_path(role)
-    revision = setup.config["models"]["roles"][role]["revision"]
+    path, revision = setup.model_path(role), setup.config["models"]["roles"][role]["revision"]
     try:
-        config = AutoConfig.from_pretrained(path, revision=revision)
-        with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config)
-        table = model.get_input_embeddings().weight
-        name = next(name for name, parameter in model.named_parameters() if parameter is table)
-        index = cached_file(path, "model.safetensors.index.json", revision=revision,
-                            _raise_exceptions_for_missing_entries=False)
-        shard = json.loads(Path(index).read_text())["weight_map"][name] if index else "model.safetensors"
-        with safe_open(cached_file(path, shard, revision=revision), framework="pt") as opened:
-            rows = opened.get_slice(name)[: weights.FINGERPRINT_ROWS]
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:200]
-        allowed = "allowed is a folder or hub id of a model in safetensors"
-        raise InputError(f"{field}={path!r}: {allowed} ({reason})") from None
-    text = config.get_text_config()
-    return ModelContext(torch.device("cpu"), text.vocab_size, text.hidden_size, (), lambda ids: rows[ids])
+        found = context(path, revision, download=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason, allowed = " ".join(str(error).split())[:200], "allowed is a folder or hub id of a model in safetensors"
+        raise InputError(f"models.roles.{role}.path={path!r}: {allowed} ({reason})") from None
+    assert found is not None
+    return found
 
 
 def converted(

@@ -24,6 +24,7 @@ class SpeculativeSmall(BaseRouter):
     params = (Param("drafts_per_step", 4, 1, 15, "tokens drafted before they are verified",
                     whole=True),)
     drafts = True
+    peers = 1
     drafts_per_step: float
 
     def setup(self, model: ModelContext) -> None:
