@@ -11,15 +11,13 @@ NAME = "guidellm"
 
 
 def run(client: Client, requests: int, backend: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-    """The one benchmark of its report."""
+    """The metrics of the requests that its report calls successful: all."""
     scenario, report = client.folder / "scenario.json", client.folder / "report.json"
     scenario.write_text(json.dumps({"spec": {
         "backend": {"kind": "openai_http", "target": client.url, "model": MODEL, **backend},
         "profile": {"kind": "concurrent", "streams": CONCURRENCY},
         "tokenizer": {"kind": "hf_auto", "model": str(TOKENIZER)},
-        "data": [data],
-        "data_column_mapper": {"kind": "generative_column_mapper",
-                               "column_mappings": {"text_column": ["problem", "prompt"]}},
+        **data,
         "constraints": [{"kind": "max_requests", "count": requests}],
         "outputs": [{"kind": "json", "path": str(report)}],
     }, "benchmarks": [{}]}))
@@ -35,7 +33,9 @@ def run(client: Client, requests: int, backend: dict[str, Any], data: dict[str, 
 def test_guidellm_counts_what_the_server_counts(client: Client, agree: Callable[[str, Figures], None]):
     metrics = run(client, PROBLEMS, {"request_format": "/v1/chat/completions", "max_tokens": MAX_TOKENS,
                                      "extras": {"body": {"temperature": 0}}},
-                  {"kind": "json_file", "path": str(client.file)})
+                  {"data": [{"kind": "json_file", "path": str(client.file)}],
+                   "data_column_mapper": {"kind": "generative_column_mapper",
+                                          "column_mappings": {"text_column": "problem"}}})
     agree("guidellm", Figures(PROBLEMS, int(metrics["prompt_token_count"]["total_sum"]),
                               int(metrics["output_token_count"]["total_sum"]),
                               metrics["request_latency"]["mean"] * 1e3,
@@ -45,7 +45,7 @@ def test_guidellm_counts_what_the_server_counts(client: Client, agree: Callable[
 def test_guidellm_gets_as_many_tokens_as_it_asks_for(client: Client, counted: Callable[[], Figures]):
     requests, length = 8, 40
     metrics = run(client, requests, {"request_format": "/v1/completions"},
-                  {"kind": "synthetic_text", "prompt_tokens": 50, "output_tokens": length})
+                  {"data": [{"kind": "synthetic_text", "prompt_tokens": 50, "output_tokens": length}]})
     served = counted()
     assert served.requests == requests and served.output_tokens == requests * length
     assert metrics["output_token_count"]["total_sum"] == served.output_tokens

@@ -6,6 +6,7 @@ misplaced token shows in what follows.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import tempfile
 import threading
@@ -119,8 +120,8 @@ def serving(*overrides: str, step_s: float = 0.0) -> Iterator[LocalServer]:
 
         def subserver(index: int) -> None:
             box = mailbox(index)
-            process._serve(SubserverSpec(index=index, epoch=1, core=None, capacity_tokens=4000, addresses=addresses,
-                                         cluster=spec), box)
+            process._serve(SubserverSpec(index=index, epoch=1, parent=os.getppid(), core=None, capacity_tokens=4000,
+                                         addresses=addresses, cluster=spec), box)
             box.close()
 
         front = mailbox(m.FRONT_END)

@@ -25,11 +25,20 @@ ROOT = Path(__file__).parents[2]
 PROMPT = [{"role": "user", "content": "Ann has 12 coins and finds 5 more. How many coins does she have?"}]
 
 
+def start(*overrides: str) -> subprocess.Popen[str]:
+    """In a process group of its own, as a terminal would."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tokenrouter.cli", "serve", "models=tiny", "server.port=0", *overrides],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class Running:
     def __init__(self, *overrides: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tokenrouter.cli", "serve", "models=tiny", "server.port=0", *overrides],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        self.process = start(*overrides)
         assert self.process.stdout is not None
         url = re.search(r"http://[\d.:]+", self.process.stdout.readline())
         assert url, self.process.communicate()[1]
@@ -65,12 +74,12 @@ def test_the_answer_is_the_references(running: Running):
 def test_a_subserver_that_is_killed_is_not_noticed_by_clients(running: Running):
     body = {"prompt": [5, 6, 7], "temperature": 1.0, "seed": 1, "max_tokens": 300, "ignore_eos": True, "n": 4}
     whole = running.client.post("/v1/completions", json=body).json()
-    children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
+    victim = children(running.process.pid)[-1]
     text = [""] * 4
     with running.client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
         for number, line in enumerate(filter(None, response.iter_lines())):
             if number == 100:
-                os.kill(int(children[-1]), signal.SIGKILL)
+                os.kill(victim, signal.SIGKILL)
             if line != "data: [DONE]":
                 for choice in json.loads(line.removeprefix("data: "))["choices"]:
                     text[choice["index"]] += choice["text"]
@@ -96,6 +105,43 @@ def test_on_sigterm_what_is_under_way_ends_and_nothing_is_left(running: Running)
     assert running.process.stderr is not None
     logged = [json.loads(line) for line in running.process.stderr.read().splitlines()]
     assert {"method", "path", "status", "ms"} <= set(logged[0]) and "cmpl-" in logged[0]["id"]
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C: the terminal tells the whole group. Nothing may be left, nor anything complain."""
+    below = children(process.pid)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert (process.returncode, said) == (130, "")
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in below):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ctrl_c_while_the_models_load_ends_everything():
+    process = start("algo=entropy", "hardware.pin=[]")
+    try:
+        while len(children(process.pid)) < 2:
+            assert process.poll() is None
+            time.sleep(0.02)
+        interrupt(process)
+    finally:
+        process.kill()
+
+
+def test_ctrl_c_ends_everything_once_the_time_to_drain_is_over():
+    started = Running("algo=entropy", "hardware.pin=[]", "server.drain_s=0.2", "server.log=false")
+    body = {"prompt": [5], "temperature": 1.0, "max_tokens": 15_000, "ignore_eos": True, "stream": True}
+    try:
+        with started.client.stream("POST", "/v1/completions", json=body) as response:
+            lines = filter(None, response.iter_lines())
+            next(lines)
+            interrupt(started.process)
+            *_, error, end = lines
+        assert json.loads(error[6:])["error"]["code"] == "draining" and end == "data: [DONE]"
+    finally:
+        started.stop()
 
 
 @pytest.mark.parametrize("override, message", [

@@ -82,8 +82,9 @@ class Cluster:
     def _spawn(self, index: int, epoch: int) -> subprocess.Popen[bytes]:
         pin = self.spec.hardware.pin
         spec = SubserverSpec(
-            index=index, epoch=epoch, core=pin[index % len(pin)] if pin else None, cluster=self.spec,
-            capacity_tokens=self._capacity[index], addresses=self._at, keys=self._keys)
+            index=index, epoch=epoch, parent=os.getpid(), cluster=self.spec,
+            core=pin[index % len(pin)] if pin else None, capacity_tokens=self._capacity[index],
+            addresses=self._at, keys=self._keys)
         path = Path(self._folder.name, f"subserver{index}.json")  # holds the keys: the folder is ours alone
         path.write_bytes(msgspec.json.encode(spec))
         threads = str(self.spec.hardware.threads)

@@ -152,10 +152,14 @@ class ClusterSpec(msgspec.Struct, kw_only=True):
 
 
 class SubserverSpec(msgspec.Struct, kw_only=True):
-    """What one subserver process is started with. `addresses` by index, the front end's under -1; `keys` for tcp."""
+    """What one subserver process is started with. `addresses` by index, the front end's under -1; `keys` for tcp.
+
+    `parent`: the process that starts it, without which it ends.
+    """
 
     index: int
     epoch: int
+    parent: int
     core: int | None
     capacity_tokens: int
     addresses: dict[int, str]

@@ -98,6 +98,10 @@ class Dispatcher:
         for rid in list(self._listeners):
             self.abort(rid)
 
+    def end_all(self) -> None:
+        """The server stops: what is still under way ends with an error."""
+        self._tell_all(ApiError(503, "the server stopped before the answer was complete", code="draining"))
+
     def check_alive(self) -> None:
         if self.failure is not None:
             raise ApiError(503, str(self.failure).splitlines()[0], code="unavailable")
@@ -135,5 +139,8 @@ class Dispatcher:
         if self.failure is None:
             self.failure = error
             self.failed.set()
-            for exchange, _ in self._listeners.values():
-                exchange.queue.put_nowait(ApiError(503, str(error).splitlines()[0], code="unavailable"))
+            self._tell_all(ApiError(503, str(error).splitlines()[0], code="unavailable"))
+
+    def _tell_all(self, error: ApiError) -> None:
+        for exchange, _ in self._listeners.values():
+            exchange.queue.put_nowait(error)

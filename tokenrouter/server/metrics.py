@@ -58,7 +58,6 @@ class Metrics:
             ("preemptions", "KV taken from requests that are here."),
             ("timeouts", "Steps below the threshold after max_wait_s."))}
         self._seen: dict[tuple[str, str], int] = {}
-        self._first: set[str] = set()
 
     def began(self, job: Job) -> None:
         self.requests.labels(job.route.id).inc()

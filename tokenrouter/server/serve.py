@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from tokenrouter.server.app import Server
 from tokenrouter.server.settings import ServerSettings, read
 
 DONE, FAILED = 0, 1
+WIND_UP_S = 5.0  # for telling clients that their requests were ended
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,9 +68,9 @@ async def serve(server: Server, listener: socket.socket) -> None:
     """Until a signal, after which requests under way may end, or until the cluster fails."""
     settings = server.config.server
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn handles it, and raises it once more when all is done
-    http = _Uvicorn(server, uvicorn.Config(
+    http = _Uvicorn(server, asyncio.get_running_loop(), uvicorn.Config(
         server.app, log_config=None, access_log=False, lifespan="on", timeout_keep_alive=75,
-        timeout_graceful_shutdown=max(1, round(settings.drain_s))))
+        timeout_graceful_shutdown=math.ceil(settings.drain_s + WIND_UP_S)))
     watch = asyncio.create_task(_stop_on_failure(server, http))
     try:
         await http.serve([listener])
@@ -77,12 +79,19 @@ async def serve(server: Server, listener: socket.socket) -> None:
 
 
 class _Uvicorn(uvicorn.Server):
-    def __init__(self, server: Server, config: uvicorn.Config) -> None:
+    """A first signal: requests under way have `server.drain_s` to end. A second: they are ended now."""
+
+    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._server = server
+        self._server, self._loop = server, loop
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        end = self._server.dispatcher.end_all
+        if self._server.draining:
+            self._loop.call_soon_threadsafe(end)
+            return
         self._server.draining = True
+        self._loop.call_soon_threadsafe(self._loop.call_later, self._server.config.server.drain_s, end)
         super().handle_exit(sig, frame)
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tokenrouter.subserver.process import die_with_parent
 
 def main(path: str) -> int:
     spec = msgspec.json.decode(Path(path).read_bytes(), type=SubserverSpec)
-    die_with_parent()
+    die_with_parent(spec.parent)
     if spec.core is not None:
         os.sched_setaffinity(0, {spec.core})
     mailbox = Mailbox(spec.index, spec.epoch, spec.addresses[spec.index],
@@ -70,7 +71,11 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
 
     mailbox.post(m.FRONT_END, m.Ready(msgspec.to_builtins(info), engine.capacity().total))
     mailbox.flush()
-    start = _await_start(mailbox)
+
+    def alive() -> bool:
+        return os.getppid() == spec.parent
+
+    start = _await_start(mailbox, alive)
     if start is None:
         return
 
@@ -107,12 +112,11 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
                       vocab_size=start.vocab_size)
     gc.collect()
     gc.freeze()  # the model's objects are never garbage: collections should not walk them
-    Subserver(engine, mailbox, scheduler, lifecycle, routing, stats, _parent_watch()).run()
+    Subserver(engine, mailbox, scheduler, lifecycle, routing, stats, alive).run()
 
 
-def _await_start(mailbox: Mailbox) -> m.Start | None:
+def _await_start(mailbox: Mailbox, alive: Callable[[], bool]) -> m.Start | None:
     """None if told to stop, or left alone, before all others were ready."""
-    alive = _parent_watch()
     while alive():
         for _, message in mailbox.receive(0.1):
             if isinstance(message, m.Start):
@@ -120,11 +124,6 @@ def _await_start(mailbox: Mailbox) -> m.Start | None:
             if isinstance(message, m.Control) and message.command == "stop":
                 return None
     return None
-
-
-def _parent_watch() -> Any:
-    parent = os.getppid()
-    return lambda: os.getppid() == parent
 
 
 if __name__ == "__main__":

@@ -10,11 +10,16 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """No orphan may stay behind, however the parent ends; Ctrl-C is the parent's to handle."""
+def die_with_parent(parent: int | None = None) -> None:
+    """No orphan may stay behind, however the parent ends; Ctrl-C is the parent's to handle.
+
+    `parent`: its process id, if it may have ended before this is called. Raises SystemExit if it has.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent not in (None, os.getppid()):
+        raise SystemExit(1)
 
 
 def step_back() -> None:
