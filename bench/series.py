@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import pandas as pd
@@ -50,10 +50,15 @@ def split(words: Sequence[str], options: type[Options]) -> tuple[Options, list[s
             raise InputError(f"{word}: not understood; allowed is name=value, as Hydra reads it") from None
         if isinstance(value, ChoiceSweep):
             value = list(value.list)
-        if get_origin(types[name]) is list and not isinstance(value, list):
+        if value is not None and not isinstance(value, list) and _is_list(types[name]):
             value = [value]
         values[name] = value
     return convert(values, options), overrides
+
+
+def _is_list(hint: Any) -> bool:
+    """Of what, or None, does not matter."""
+    return get_origin(hint) is list or any(get_origin(part) is list for part in get_args(hint))
 
 
 def run(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:

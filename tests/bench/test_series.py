@@ -19,6 +19,7 @@ from tokenrouter.core import InputError
 
 
 class Options(Strict):
+    places: list[int] | None = None
     names: list[str] = msgspec.field(default_factory=list)
     repeats: Positive = 3
     out: str | None = None
@@ -26,8 +27,9 @@ class Options(Strict):
 
 def test_own_words_are_told_from_overrides() -> None:
     options, overrides = split(["names=[a,b]", "load.seed=1", "repeats=2", "algo.repeats=x", "out=a/b c"], Options)
-    assert options == Options(["a", "b"], 2, "a/b c") and overrides == ["load.seed=1", "algo.repeats=x"]
+    assert options == Options(None, ["a", "b"], 2, "a/b c") and overrides == ["load.seed=1", "algo.repeats=x"]
     assert split(["names=a"], Options)[0].names == ["a"] and split(["names=a,b"], Options)[0].names == ["a", "b"]
+    assert split(["places=3"], Options)[0].places == [3] and split(["places=null"], Options)[0].places is None
     assert split([], Options) == (Options(), [])
 
 

@@ -22,6 +22,8 @@ test_random = conformance("random")
 test_r_stitch = conformance("r_stitch")
 test_me = conformance("me")
 test_r2r = conformance("r2r", models="tiny")
+test_citer = conformance("citer", models="tiny")
+test_collm = conformance("collm", models="tiny")
 
 
 class Neighbours(EntropySmall):

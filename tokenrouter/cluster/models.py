@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
@@ -88,6 +88,11 @@ def context(path: str, revision: str | None, *, download: bool = False) -> Model
     shard = json.loads(Path(index).read_text())["weight_map"][name] if index else "model.safetensors"
     if (file := cached_file(path, shard, **options)) is None:
         return None
+    try:
+        with safe_open(file, framework="pt") as opened:
+            opened.get_slice(name)
+    except SafetensorError as error:
+        raise ValueError(f"{file}: {error}") from None
 
     def embed(ids: torch.Tensor) -> torch.Tensor:
         with safe_open(file, framework="pt") as opened:

@@ -1,4 +1,4 @@
-"""The router that is shipped: fits the embedded pair, stands at its calibrated threshold, and is worth its tokens."""
+"""The router that is shipped: stands at its calibrated threshold, and is worth its tokens."""
 from __future__ import annotations
 
 import json
@@ -8,10 +8,8 @@ import pytest
 
 from tokenrouter.interface import StayRouter
 from tokenrouter.paths import ROOT, resolve
-from zoo import weights
-from zoo.offline import Offline, context_of
+from zoo.offline import Offline
 from zoo.quality import measure
-from zoo.r2r.router import KIND
 from zoo.setup import Setup
 
 
@@ -23,14 +21,6 @@ def setup() -> Setup:
 def curve_of(setup: Setup) -> dict[str, Any]:
     file = resolve(setup.config["algo"]["weights"]).with_suffix(".json")
     return json.loads(file.read_text())
-
-
-def test_weights_are_small_and_of_this_pair(setup: Setup) -> None:
-    path = setup.config["algo"]["weights"]
-    assert resolve(path).stat().st_size < 2_000_000
-    _, metadata = weights.load(path, KIND)
-    for role in ("small", "large"):
-        weights.check_model(path, metadata, role, context_of(setup.engine(role, 1, 64)))
 
 
 @pytest.mark.parametrize("algo", ["r2r", "entropy"])
