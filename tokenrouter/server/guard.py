@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tokenrouter.server.errors import ApiError
@@ -63,7 +63,7 @@ def guarded(handler: Handler, keys: Keys, metrics: Metrics, *, admin: bool, open
             response = await handler(request)
         except ApiError as error:
             response = json_response(error.body, error.status, error.headers)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):  # before its answer was complete; before its request was
             response = Response(status_code=499)
         except Exception:
             log.exception("%s %s", request.method, request.url.path)
