@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-from rich.console import Console
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not bench/, whose modules would hide others
@@ -104,7 +103,8 @@ def make(table: Description, found: list[Cell], options: Options, overrides: Seq
         save(table, frame, Path(options.out))
         if kept:
             save(table, frame, MEASURED)
-    Console(width=180).print(document.readable(table, frame).to_string(index=False), highlight=False, markup=False)
+    known = frame[frame[["paper", "predicted", "measured"]].notna().any(axis=1)]
+    print(document.readable(table, known).to_string(index=False))
     print(f"files: {Path(options.out) / table.name}.csv, .md, .png", flush=True)
     return not any(outcome.failed for outcome in outcomes)
 

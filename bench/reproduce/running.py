@@ -53,7 +53,7 @@ class Options(Strict, kw_only=True):
     @property
     def size(self) -> str:
         """What cells of one length have in common: the folder of their runs."""
-        return f"requests={self.requests}" if self.requests else f"minutes={self.minutes:g}-longest={self.longest:g}"
+        return f"requests-{self.requests}" if self.requests else f"minutes-{self.minutes:g}-longest-{self.longest:g}"
 
 
 @dataclass
