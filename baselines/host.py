@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from tokenrouter.core import InputError, Request, SamplingParams
+from tokenrouter.core import Request, SamplingParams
 from tokenrouter.engine.base import Engine, EngineOutput, ModelInfo, Row
 from tokenrouter.interface import BaseRouter, LogitsOutput, ModelContext, StepResult
 from tokenrouter.proposals import propose
@@ -69,8 +69,6 @@ class Host:
     def __init__(
         self, engine: Engine, router: BaseRouter, *, keep: bool, logprobs: bool, chunk_tokens: int
     ) -> None:
-        if router.drafts:
-            raise InputError(f"{type(router).__name__}: makes drafts; allowed here are routers of single tokens")
         info = self.info = engine.info
         self.capacity = engine.capacity().total
         self._engine, self._router, self._keep, self._logprobs = engine, router, keep, logprobs

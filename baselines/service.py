@@ -153,6 +153,10 @@ class OfficialService:
 
 @contextmanager
 def serve(spec: ClusterSpec, style: Style, clients: int) -> Iterator[OfficialService]:
+    algorithm = spec.algorithms[0].build()
+    if any(algorithm.router(role).drafts for role in algorithm.roles):
+        raise InputError(f"algo={algorithm.name}: makes drafts; allowed with this system are algorithms that decide "
+                         "about each token by itself")
     service = OfficialService(spec, style, clients)
     try:
         yield service

@@ -223,6 +223,15 @@ def test_bad_input_is_told_as_such(make_spec: MakeSpec, pair: AlgorithmSpec) -> 
         OfficialService(spec, OFFICIAL["r2r"], 1)
 
 
+def test_drafts_are_refused_before_anything_is_started(make_spec: MakeSpec) -> None:
+    drafting = {role: {"_target_": f"zoo.speculative.router.Speculative{role.title()}"} for role in ("small", "large")}
+    drafting["small"]["drafts_per_step"] = 4
+    spec = make_spec(AlgorithmSpec(name="speculative", roles=["small", "large"], entry="small", models=[0, 1],
+                                   routers=drafting))
+    with pytest.raises(InputError, match=r"algo=speculative: makes drafts"), serve(spec, STD, 1):
+        raise AssertionError("it was started")
+
+
 def replace_path(model: Any) -> Any:
     return msgspec.structs.replace(model, path="/nowhere")
 
