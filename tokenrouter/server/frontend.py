@@ -158,7 +158,6 @@ class Frontend:
 
     def _back(self, index: int) -> None:
         self._mailbox.post(index, self._agreed())
-        self._mailbox.flush()  # by itself: a subserver reads nothing behind its Start before it serves
         self._down.discard(index)
         for request in self._open.values():
             if index in self._bound(request):

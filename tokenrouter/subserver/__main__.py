@@ -116,14 +116,21 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
 
 
 def _await_start(mailbox: Mailbox, alive: Callable[[], bool]) -> m.Start | None:
-    """None if told to stop, or left alone, before all others were ready."""
-    while alive():
-        for _, message in mailbox.receive(0.1):
+    """None if told to stop, or left alone, before all others were ready.
+
+    A peer that has been told earlier may already have sent something: that is kept for the loop.
+    """
+    start, early = None, []
+    while start is None and alive():
+        for sender, message in mailbox.receive(0.1):
             if isinstance(message, m.Start):
-                return message
-            if isinstance(message, m.Control) and message.command == "stop":
+                start = message
+            elif isinstance(message, m.Control) and message.command == "stop":
                 return None
-    return None
+            else:
+                early.append((sender, message))
+    mailbox.unread(early)
+    return start
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import zmq
@@ -55,6 +55,7 @@ class Mailbox(Outbox):
             self._peers[peer] = self._socket(zmq.PUSH)
             self._peers[peer].connect(peer_address)
         self._epochs: dict[int, int] = {}
+        self._unread: list[tuple[int, Message]] = []
         self._decode = msgspec.msgpack.Decoder(Envelope).decode
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
@@ -68,7 +69,10 @@ class Mailbox(Outbox):
 
     def receive(self, timeout_s: float = 0.0) -> Iterator[tuple[int, Message]]:
         """(sender, message) for all that has arrived; waits up to `timeout_s` if nothing has."""
-        if timeout_s > 0:
+        if self._unread:
+            unread, self._unread = self._unread, []
+            yield from unread
+        elif timeout_s > 0:
             self._inbox.poll(max(1, round(timeout_s * 1000)))
         while int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # cheaper than the exception of an empty inbox
             envelope = self._decode(self._inbox.recv(zmq.NOBLOCK))
@@ -77,6 +81,10 @@ class Mailbox(Outbox):
             self._epochs[envelope.sender] = envelope.epoch
             for message in envelope.messages:
                 yield envelope.sender, message
+
+    def unread(self, messages: Sequence[tuple[int, Message]]) -> None:
+        """Give back what was received: it comes first the next time."""
+        self._unread += messages
 
     def fileno(self) -> int:
         """Of the inbox: readable once when something has arrived, until `receive` has taken everything."""

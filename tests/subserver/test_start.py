@@ -1,0 +1,49 @@
+"""Between being ready and being told to start."""
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenrouter.subserver import messages as m
+from tokenrouter.subserver.__main__ import _await_start
+from tokenrouter.subserver.mailbox import Mailbox
+
+START = m.Start((2,), 64)
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Iterator[dict[int, Mailbox]]:
+    """The front end's, and those of subservers 0 and 1."""
+    addresses = {index: f"ipc://{tmp_path}/{index}" for index in (m.FRONT_END, 0, 1)}
+    made = {index: Mailbox(index, 1, address, {i: a for i, a in addresses.items() if i != index})
+            for index, address in addresses.items()}
+    yield made
+    for box in made.values():
+        box.close()
+
+
+def send(box: Mailbox, to: int, *messages: m.Message) -> None:
+    for message in messages:
+        box.post(to, message)
+    box.flush()
+    time.sleep(0.05)
+
+
+def test_what_a_peer_sends_before_it_is_not_lost(boxes: dict[int, Mailbox]) -> None:
+    send(boxes[0], 1, m.Admitted("a", 0, 0))
+    send(boxes[m.FRONT_END], 1, START, m.Admitted("b", 0, 0))
+    send(boxes[0], 1, m.Admitted("c", 0, 0))
+    assert _await_start(boxes[1], lambda: True) == START
+    send(boxes[0], 1, m.Admitted("d", 0, 0))
+    heard = [(sender, message.rid) for sender, message in boxes[1].receive(1.0)]  # type: ignore[union-attr]
+    assert heard == [(0, "a"), (m.FRONT_END, "b"), (0, "c"), (0, "d")] or heard == [
+        (m.FRONT_END, "b"), (0, "a"), (0, "c"), (0, "d")]
+
+
+def test_told_to_stop_or_left_alone(boxes: dict[int, Mailbox]) -> None:
+    assert _await_start(boxes[1], lambda: False) is None
+    send(boxes[m.FRONT_END], 1, m.Control("stop"))
+    assert _await_start(boxes[1], lambda: True) is None
