@@ -4,6 +4,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import os
 import random
 import sys
@@ -118,7 +119,9 @@ def at_rest(local: LocalServer) -> tuple[Counter[str], Counter[str], int, int, f
     return descriptors(), objects(), threading.active_count(), sys.getallocatedblocks(), resident_mb()
 
 
-def test_nothing_is_left_of_a_thousand_requests_however_their_clients_leave(monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_left_of_a_thousand_requests_however_their_clients_leave(
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.WARNING, "tokenrouter.server")  # pytest keeps what is logged
     monkeypatch.setattr(lifecycle, "REMEMBERED_ENDS", 100)  # as many as there will be before it is measured
     with serving("server.observe_s=0.2") as local:
         crowd = Crowd(local)
@@ -129,7 +132,7 @@ def test_nothing_is_left_of_a_thousand_requests_however_their_clients_leave(monk
         after = at_rest(local)
         assert crowd.done.total() == REQUESTS and min(crowd.done[way] for way in WAYS) > REQUESTS / 10
         for name, was, now in zip(("files", "objects", "threads"), before, after, strict=False):
-            assert was == now, name
+            assert now <= was, name  # fewer where something of another test's has ended meanwhile
         assert after[3] - before[3] < REQUESTS, "less than one block of memory a request"
         assert after[4] - before[4] < 64
         assert all(engine.capacity().free == engine.capacity().total for engine in local.engines)

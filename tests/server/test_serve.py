@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -29,7 +30,8 @@ def start(*overrides: str) -> subprocess.Popen[str]:
     """In a process group of its own, as a terminal would."""
     return subprocess.Popen(
         [sys.executable, "-m", "tokenrouter.cli", "serve", "models=tiny", "server.port=0", *overrides],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler))  # ignored by background jobs
 
 
 def children(pid: int) -> list[int]:
