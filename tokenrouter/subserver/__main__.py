@@ -5,7 +5,6 @@ import gc
 import os
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +82,7 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
     stats = Stats()
 
     def control(command: str) -> dict[str, Any]:
+        subserver.catch_up()
         if command == "stats":
             return stats.report() | {
                 "role": {algorithms[i].name: router.role for i, router in routers.items()},
@@ -90,7 +90,7 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
                 "pending": len(scheduler.requests) - len(scheduler.ready),
                 "kv_total_tokens": engine.capacity().total,
                 "kv_used_tokens": engine.capacity().total - engine.capacity().free,
-                "threshold_B": policy.threshold(Counter(lifecycle.active.values())),
+                "threshold_B": policy.threshold(lifecycle.counts),
                 **({} if policy.log is None else {"launches": msgspec.to_builtins(policy.log)}),
                 **msgspec.to_builtins(scheduler.counters), "engine": msgspec.to_builtins(engine.counters),
             }
@@ -110,9 +110,10 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
     lifecycle = Lifecycle(spec.index, mailbox, scheduler, algorithms, models, routers, control)
     routing = Routing(algorithms, routers, lifecycle, eos_token_ids=frozenset(start.eos_token_ids),
                       vocab_size=start.vocab_size)
+    subserver = Subserver(engine, mailbox, scheduler, lifecycle, routing, stats, alive)
     gc.collect()
     gc.freeze()  # the model's objects are never garbage: collections should not walk them
-    Subserver(engine, mailbox, scheduler, lifecycle, routing, stats, alive).run()
+    subserver.run()
 
 
 def _await_start(mailbox: Mailbox, alive: Callable[[], bool]) -> m.Start | None:

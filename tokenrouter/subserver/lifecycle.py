@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +19,7 @@ class Lifecycle:
     """Handles every message, and posts every message about a request.
 
     `models[a][r]` is the subserver of algorithm a's role r. `active` holds the requests in the system that can
-    visit this model: its size is N_i of the throughput model, kept by messages alone.
+    visit this model: its size is N_i of the throughput model, kept by messages alone. `counts` has it by algorithm.
     """
 
     def __init__(self, index: int, mailbox: Mailbox, scheduler: Scheduler, algorithms: list[Algorithm],
@@ -28,6 +28,7 @@ class Lifecycle:
         self.index, self.mailbox, self.scheduler = index, mailbox, scheduler
         self.algorithms, self.models, self.routers, self.control = algorithms, models, routers, control
         self.active: dict[str, int] = {}
+        self.counts: Counter[int] = Counter()
         self.stopping = False
         self._over: OrderedDict[str, int] = OrderedDict()
         self._handlers: dict[type, Callable[[int, Any], None]] = {
@@ -138,7 +139,7 @@ class Lifecycle:
 
     def _on_admitted(self, sender: int, admitted: m.Admitted) -> None:
         if not self._is_over(admitted.rid, admitted.incarnation):
-            self.active[admitted.rid] = admitted.algorithm
+            self._count(admitted.rid, admitted.algorithm)
 
     def _on_ended(self, sender: int, ended: m.Ended) -> None:
         request = self.scheduler.requests.get(ended.rid)
@@ -161,8 +162,13 @@ class Lifecycle:
 
     # Shared by the above.
 
+    def _count(self, rid: str, algorithm: int) -> None:
+        if rid not in self.active:
+            self.active[rid] = algorithm
+            self.counts[algorithm] += 1
+
     def _open(self, rid: str, incarnation: int, role: int, opening: m.Opening) -> Request:
-        self.active[rid] = opening.algorithm
+        self._count(rid, opening.algorithm)
         roles = len(self.algorithms[opening.algorithm].roles)
         return Request(rid, incarnation, opening.algorithm, role, opening.entry, opening.sampling, opening.params,
                        ids=[], prompt_len=opening.prompt_len, known=[0] * roles)
@@ -189,7 +195,8 @@ class Lifecycle:
     def _forget(self, rid: str, incarnation: int) -> None:
         if (request := self.scheduler.requests.get(rid)) is not None:
             self.scheduler.remove(request)
-        self.active.pop(rid, None)
+        if (algorithm := self.active.pop(rid, None)) is not None:
+            self.counts[algorithm] -= 1
         self._over[rid] = incarnation
         while len(self._over) > REMEMBERED_ENDS:
             self._over.popitem(last=False)

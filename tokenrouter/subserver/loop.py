@@ -6,8 +6,8 @@ request that returns is an entry in `ready` again.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -24,20 +24,28 @@ from tokenrouter.subserver.stats import Stats
 IDLE_POLL_S = 0.1  # how soon an idle subserver notices that its parent is gone
 
 
+class Landed(NamedTuple):
+    """A step that has been made, when its requests were routed, and what Stats.step is told of it."""
+
+    step: Step
+    now: float
+    counted: tuple[float, float, float, int, int, int]
+
+
 class Subserver:
     def __init__(self, engine: Engine, mailbox: Mailbox, scheduler: Scheduler, lifecycle: Lifecycle,
                  routing: Routing, stats: Stats, alive: Callable[[], bool]) -> None:
         self.engine, self.mailbox, self.scheduler, self.policy = engine, mailbox, scheduler, scheduler.policy
         self.lifecycle, self.routing, self.stats, self.alive = lifecycle, routing, stats, alive
         self.policy.bind(mailbox, lifecycle.models)
-        self.landed: tuple[Step, float] | None = None  # the last step, until the policy has learnt from it
+        self.landed: Landed | None = None  # the last step, until it has been learnt from
 
     @torch.inference_mode()
     def run(self) -> None:
         """Serve until told to stop, or until the parent process is gone."""
         while not self.lifecycle.stopping and self.alive():
             if not self.turn():
-                patience_s = self.scheduler.patience_s(self.lifecycle.active.values(), time.perf_counter())
+                patience_s = self.scheduler.patience_s(self.lifecycle.counts, time.perf_counter())
                 self.receive(min(max(patience_s, 1e-3), IDLE_POLL_S))
         self.mailbox.flush()
 
@@ -61,7 +69,7 @@ class Subserver:
                 self.lifecycle.handle(sender, message)
 
     def may_launch(self) -> bool:
-        return self.scheduler.may_launch(self.lifecycle.active.values(), time.perf_counter())
+        return self.scheduler.may_launch(self.lifecycle.counts, time.perf_counter())
 
     def step(self, batch: list[tuple[Request, Row]], start: float) -> None:
         """One forward pass, then each complete row is routed, and accepted, discarded or handed over.
@@ -78,22 +86,22 @@ class Subserver:
         complete = self.written(batch, launched)
         decided = self.routing.decide(complete, output) if complete else None
         tokens = sum(len(row.token_ids) for _, row in batch)
-        threshold = self.policy.threshold(Counter(self.lifecycle.active.values()))
+        threshold = self.policy.threshold(self.lifecycle.counts)
         self.catch_up()
         compute_s = output.finish()
         moves = self.routing.settle(decided, self.stats) if decided else []
         now = time.perf_counter()
         step = Step(len(batch), moves, (now - start) * 1e3, decode, len(self.lifecycle.active))
-        self.landed = step, now
         self.policy.landed(step, now)
         self.mailbox.flush(peers_only=True)
-        self.stats.step(start, time.perf_counter(), compute_s, len(batch), tokens, threshold)
+        self.landed = Landed(step, now, (start, time.perf_counter(), compute_s, len(batch), tokens, threshold))
 
     def catch_up(self) -> None:
-        """What no peer waits for: the policy learns from the last step, and the front end is told of it."""
-        if self.landed:
-            self.policy.learn(*self.landed)
+        """What no peer waits for: the last step is learnt from and counted, and the front end is told of it."""
+        if landed := self.landed:
             self.landed = None
+            self.policy.learn(landed.step, landed.now)
+            self.stats.step(*landed.counted)
         self.mailbox.flush()
 
     def written(self, batch: list[tuple[Request, Row]], launched: float) -> list[Request]:

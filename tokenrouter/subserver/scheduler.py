@@ -1,8 +1,7 @@
 """Which requests the next step runs, and whose KV makes room for them."""
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -77,8 +76,8 @@ class Scheduler:
             self.engine.free(request.rid, request.ids[: request.kv_len])
             request.resident = False
 
-    def may_launch(self, active: Iterable[int], now: float) -> bool:
-        """Whether to make a step now. `active`: the algorithm of each request in the system that can come here."""
+    def may_launch(self, active: Mapping[int, int], now: float) -> bool:
+        """Whether to make a step now. `active`: the requests in the system that can come here, by algorithm."""
         verdict = self.policy.ask(ReadyQueue(self, active, now), now)
         self.counters.timeouts += verdict is Verdict.TIMEOUT
         self.counters.deadlines += verdict is Verdict.DEADLINE
@@ -86,7 +85,7 @@ class Scheduler:
         self._holding = verdict is Verdict.HOLD
         return verdict.launches
 
-    def patience_s(self, active: Iterable[int], now: float) -> float:
+    def patience_s(self, active: Mapping[int, int], now: float) -> float:
         """How soon the policy wants to be asked again if nothing arrives."""
         return self.policy.patience_s(ReadyQueue(self, active, now), now)
 
@@ -122,8 +121,13 @@ class Scheduler:
     def _candidates(self) -> Iterator[Request]:
         ordered = sorted(self.ready.values(), key=lambda request: request.order)
         # Long appends come last: they fill what is left of the step, and nobody waits behind them.
-        yield from (r for r in ordered if r.length - r.kv_len <= SHORT_APPEND)
-        yield from (r for r in ordered if r.length - r.kv_len > SHORT_APPEND)
+        long = []
+        for request in ordered:
+            if request.length - request.kv_len <= SHORT_APPEND:
+                yield request
+            else:
+                long.append(request)
+        yield from long
 
     def _make_room(self, request: Request, tokens: int, chosen: set[str]) -> bool:
         """Room for `tokens` more of `request`: from the away first, then from later arrivals that are here.
@@ -153,14 +157,10 @@ class Scheduler:
 class ReadyQueue:
     """What a launch policy is shown (tokenrouter.subserver.policy.Queue), worked out only when it looks."""
 
-    def __init__(self, scheduler: Scheduler, active: Iterable[int], now: float) -> None:
-        self._scheduler, self._active, self._now = scheduler, active, now
+    def __init__(self, scheduler: Scheduler, active: Mapping[int, int], now: float) -> None:
+        self.active, self._scheduler, self._now = active, scheduler, now
         self.ready = len(scheduler.ready)
         self.most = scheduler.max_batch
-
-    @cached_property
-    def active(self) -> Mapping[int, int]:
-        return Counter(self._active)
 
     @cached_property
     def prompt(self) -> bool:

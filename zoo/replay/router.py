@@ -19,6 +19,7 @@ from tokenrouter.sampling import Purpose, uniform
 from tokenrouter.throughput.spec import Spec
 from zoo.replay.profile import load_profile
 
+_KEPT = "kept"  # whether the proposal goes along with the request that route sends away
 _STATE = "replay"  # (proposals discarded so far, number of the first decision here since it arrived)
 
 
@@ -94,15 +95,16 @@ class Replay(BaseRouter):
     def _destination(self, view: RequestView) -> int:
         discarded, first = view.state.get(_STATE, (0, 0))
         number = view.num_accepted + discarded
-        draw = uniform(view.sampling_params.seed, number, self.role, Purpose.ROUTE)
-        target = self._leaving[self.role].target(draw, number - first + 1)
+        seed = view.sampling_params.seed
+        target = self._leaving[self.role].target(uniform(seed, number, self.role, Purpose.ROUTE), number - first + 1)
+        if target != self.role:  # here, where nobody waits yet
+            view.state[_KEPT] = uniform(seed, number, self.role, Purpose.ACCEPT) < self._kept[self.role][target]
         return 0 if target == self.role else target + (target < self.role)
 
     def send(self, req: RequestView) -> PeerReq:
         discarded, _ = req.state.get(_STATE, (0, 0))
         number = req.num_accepted + discarded
-        target = req.destination - (req.destination <= self.role)
-        kept = uniform(req.sampling_params.seed, number, self.role, Purpose.ACCEPT) < self._kept[self.role][target]
+        kept = req.state[_KEPT]
         base = req.peer_locs[req.destination]
         suffix = req.ids_from(base, proposal=kept)
         return PeerReq(req.rid, suffix, base + len(suffix), req.finished(), [discarded + (not kept), number + 1])
