@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from bench.curves import curves
 from bench.files import request_rows, texts_of, write_config, write_requests, write_summary
 from bench.launches import write_launches
 from bench.load import ClosedLoop
@@ -59,7 +60,7 @@ def execute(
         if isinstance(measured.trace.stopped, RuntimeError):  # said at once: grading what there is takes a moment
             err.print(f"error: {measured.trace.stopped}", highlight=False, markup=False, soft_wrap=True)
         rows, summary = conclude(plan, measured, folder, command)
-        logger.finish(summary, rows, folder)
+        logger.finish(summary, rows, curves(measured.trace, measured.reports, plan.roles), folder)
     out.print(result_table(summary, folder))
     return measured.trace
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from bench.config import LoggerConfig
 from bench.records import Progress
 
@@ -19,7 +21,8 @@ _TABLE_COLUMNS = (
 class NoLogger:
     def live(self, now: Progress) -> None: ...
 
-    def finish(self, summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folder: Path) -> None: ...
+    def finish(self, summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], over_time: pd.DataFrame,
+               folder: Path) -> None: ...
 
     def close(self) -> None: ...
 
@@ -51,6 +54,8 @@ class WandbLogger:
             project=config.project, mode=mode, dir=str(folder), name=folder.name, config=dict(values),
             settings=wandb.Settings(silent=True, console="off"),
         )
+        for group in ("live", "run"):
+            self._run.define_metric(f"{group}/*", step_metric=f"{group}/elapsed_s")
 
     def live(self, now: Progress) -> None:
         """A point of the live curves, once a second."""
@@ -63,14 +68,19 @@ class WandbLogger:
                 "live/completed": now.done,
             }))
 
-    def finish(self, summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    def finish(self, summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], over_time: pd.DataFrame,
+               folder: Path) -> None:
+        """`over_time`: the curves (bench/curves.py) of what was measured."""
         if self._run is not None:
-            self._guard(lambda: self._finish(summary, rows, folder))
+            self._guard(lambda: self._finish(summary, rows, over_time, folder))
 
-    def _finish(self, summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    def _finish(self, summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], over_time: pd.DataFrame,
+                folder: Path) -> None:
         import wandb
 
         run = self._run
+        for elapsed_s, point in over_time.iterrows():
+            run.log({"run/elapsed_s": elapsed_s, **point.dropna().add_prefix("run/").to_dict()})
         run.summary.update(dict(summary))
         run.log({"requests": wandb.Table(
             columns=list(_TABLE_COLUMNS), data=[[row[name] for name in _TABLE_COLUMNS] for row in rows],

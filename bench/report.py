@@ -9,13 +9,15 @@ from statistics import fmean
 from typing import Any
 
 import jinja2
+import pandas as pd
 from matplotlib.axes import Axes
 from transformers import PreTrainedTokenizerBase
 
 from bench.charts import COLOURS, svg
+from bench.curves import curves
 from bench.files import write_text
 from bench.metrics import e2el_ms, ttft_ms
-from bench.records import Record, Trace
+from bench.records import Trace
 from bench.table import result_rows
 from bench.timeline import Span, steps, turns
 
@@ -57,7 +59,10 @@ def _charts(
         ("End-to-end latency, ms", [e2el_ms(r) for r in done]),
     ):
         yield title, _distribution({"requests": values})
-    yield "Output tokens per second", _over_time(done, trace)
+    over_time = curves(trace, reports, roles)
+    yield "Output tokens per second, over seconds", _over_time(over_time[["tokens_per_s"]])
+    yield "Requests in a step, over seconds", _over_time(_by_role(over_time, "batch_size"))
+    yield "Launch threshold B, over seconds", _over_time(_by_role(over_time, "threshold_B"))
     delays = {role: report["admission_ms"] for role, report in zip(roles, reports, strict=False)}
     yield "Admission delay, ms", _distribution(delays)
     yield "Batch size, share of steps", _batches(summary["routing"]["batch_size_histogram"])
@@ -84,20 +89,22 @@ def _distribution(values: Mapping[str, Sequence[float]]) -> str:
     return svg(draw)
 
 
-def _over_time(done: Sequence[Record], trace: Trace) -> str:
-    if not done:
+def _by_role(over_time: pd.DataFrame, name: str) -> pd.DataFrame:
+    chosen = over_time.filter(like=f"{name}/")
+    return chosen.set_axis([column.removeprefix(f"{name}/") for column in chosen], axis="columns")
+
+
+def _over_time(values: pd.DataFrame) -> str:
+    """A line a column."""
+    if not values.fillna(0).to_numpy().any():
         return ""
-    bins = min(60, max(10, int(trace.ended - trace.began)))
-    width = (trace.ended - trace.began) / bins
-    counts = [0] * bins
-    for record in done:
-        for at, tokens in record.chunks:
-            counts[min(bins - 1, int((at - trace.began) / width))] += tokens
 
     def draw(axes: Axes) -> None:
-        axes.step([i * width for i in range(bins)], [c / width for c in counts], where="post", color=COLOURS[0])
+        for name, colour in zip(values, COLOURS, strict=False):
+            axes.step(values.index, values[name], where="pre", color=colour, label=name)
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("seconds")
+        if len(values.columns) > 1:
+            axes.legend(frameon=False)
 
     return svg(draw)
 

@@ -212,7 +212,8 @@ def test_wandb_offline_gets_configuration_summary_requests_and_files(
     assert run.err.getvalue() == ""
     (stored,) = run.folder.glob("wandb/offline-run-*/run-*.wandb")
     content = stored.read_bytes()
-    for part in (b"threshold", b"output_throughput", b"requests.table.json", b"summary.json", b"config.yaml"):
+    for part in (b"threshold", b"output_throughput", b"requests.table.json", b"summary.json", b"config.yaml",
+                 b"run/tokens_per_s"):
         assert part in content
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bench.curves import curves
 from bench.records import Trace
 from bench.report import write_report
 from bench.timeline import steps, turns, write_perfetto
@@ -120,3 +121,14 @@ def test_report_of_a_run_in_which_nothing_completed(tmp_path: Path) -> None:
     given["routing"]["batch_size_histogram"] = {}
     write_report(tmp_path, given, [], trace, [], ROLES, None)
     assert "Distributions" not in (tmp_path / "report.html").read_text()
+
+
+def test_curves_follow_tokens_clients_and_thresholds_over_the_run() -> None:
+    made = reports()
+    made[1]["thresholds"], made[1]["batch_size"] = [1, 3, 3], [2, 4, 6]
+    found = curves(routed(), made, ROLES)  # ten parts of 0.04 s
+    assert list(found.index) == pytest.approx([0.04 * i for i in range(1, 11)])
+    assert (found["tokens_per_s"] * 0.04).round(6).to_list() == [0, 0, 2, 0, 0, 0, 0, 2, 0, 1]
+    assert found["active"].to_list() == [2] * 5 + [1] * 5
+    assert found["threshold_B/large"].dropna().to_list() == [1, 3, 3]
+    assert found["batch_size/large"].dropna().to_list() == [2, 4, 6]
