@@ -28,6 +28,7 @@ def request_rows(
             "output_tokens": len(record.token_ids),
             "token_ids": record.token_ids,
             "token_models": record.roles,
+            "token_signals": [None if signal is None else float(f"{signal:.4g}") for signal in record.signals],
             "text": text,
             "finish_reason": record.reason.value if record.reason else None,
             "start_s": record.start - trace.began,

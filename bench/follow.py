@@ -33,7 +33,8 @@ def spec(policy: Any, chances: dict[str, float]) -> Any:
         algorithms=[AlgorithmSpec(name=name, roles=names, routers=dict.fromkeys(names, replay(p)), entry="small",
                                   models=[0, 1]) for name, p in chances.items()],
         batching=BatchingSpec(policy=policy),
-        engine=EngineSpec(kind="emulated", options={"models": {n: {"latency_ms": ms} for n, ms in L_MS.items()}}))
+        engine=EngineSpec(kind="emulated", capacity_tokens=65536,
+                          options={"models": {n: {"latency_ms": ms} for n, ms in L_MS.items()}}))
 
 
 def best(N: int, p: float) -> tuple[int, ...]:

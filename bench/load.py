@@ -91,6 +91,7 @@ def _take(record: Record, event: TokenEvent) -> None:
         raise RuntimeError(f"{event.rid}: tokens at position {event.position}, expected {len(record.token_ids)}")
     record.token_ids += event.token_ids
     record.roles += [event.role] * len(event.token_ids)
+    record.signals += [event.signal, *[None] * (len(event.token_ids) - 1)]
     if record.chunks and record.chunks[-1][0] == event.time:  # came together, whoever wrote which
         record.chunks[-1] = (event.time, record.chunks[-1][1] + len(event.token_ids))
     else:

@@ -123,7 +123,8 @@ def _job(config: RunConfig, workload: Workload, tokenize: Tokenize | None, index
     fields = msgspec.to_builtins(config.sampling)
     fields["ignore_eos"] |= task.ignore_eos
     sampling = SamplingParams(
-        seed=request_seed(config.load.seed, index), max_tokens=task.max_tokens or workload.max_tokens, **fields)
+        seed=request_seed(config.load.seed, index), max_tokens=task.max_tokens or workload.max_tokens, signals=True,
+        **fields)
     return Job(task, sample, list(prompt), sampling)
 
 

@@ -32,6 +32,7 @@ class Record:
     handoffs: int = 0
     discarded: int = 0
     error: str | None = None
+    signals: list[float | None] = field(default_factory=list)  # what each token was routed by, where it is told
 
     @property
     def completed(self) -> bool:

@@ -149,13 +149,14 @@ def _timeline(
 
 def _texts(
     rows: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase | None
-) -> list[tuple[Mapping[str, Any], list[tuple[str, int]]]]:
-    """Requests with their tokens and who wrote each: the wrong ones first, since those are looked at."""
+) -> list[tuple[Mapping[str, Any], list[tuple[str, int, float | None]]]]:
+    """Requests with their tokens, who wrote each and what it was routed by: the wrong ones first, since those are
+    looked at."""
     if tokenizer is None:
         return []
     chosen = sorted(rows, key=lambda row: (row["grade"] is not False, row["start_s"]))[:_TEXTS]
     return [
         (row, list(zip(map(str, tokenizer.batch_decode([[i] for i in row["token_ids"]])), row["token_models"],
-                       strict=True)))
+                       row["token_signals"], strict=True)))
         for row in chosen
     ]

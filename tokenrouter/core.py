@@ -26,7 +26,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     tokens neither can be drawn. Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch the filters off.
     `presence_penalty` is taken off the logit of each token that the answer has, `frequency_penalty` as often as it
     has it; `repetition_penalty` divides what prompt or answer have (multiplies below 0). `logprobs`: how many
-    alternatives to each token are reported with their log-probabilities; -1: not even its own.
+    alternatives to each token are reported with their log-probabilities; -1: not even its own. `signals`: each token is
+    reported with the number by which its router decided, where the router gives one.
     """
 
     seed: int
@@ -42,6 +43,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: int = -1
+    signals: bool = False
 
     def check(self) -> None:
         """Raise InputError for the first value that is out of range."""
@@ -111,6 +113,7 @@ class Request:
     extra: Any = None  # what the router sent along at the last handoff from here
     arrived: float = 0.0  # when it last became ready here, monotonic seconds
     told: Logprobs | None = None  # of the last proposal, if the request wants to be told
+    signal: float | None = None  # by which the token that is next was routed, here or where it came from; the same
     admitted: bool = False  # whether a step has run since then
     order: int = 0  # rank of its first arrival, for fairness and preemption
     drafts: list[int] = field(default_factory=list)

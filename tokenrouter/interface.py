@@ -127,12 +127,16 @@ class LogitsOutput(NamedTuple):
 
 @dataclass(slots=True)
 class StepResult:
-    """One forward pass, the rows of one algorithm's requests. Ids from `vocab_size` on, if given, are never drawn."""
+    """One forward pass, the rows of one algorithm's requests. Ids from `vocab_size` on, if given, are never drawn.
+
+    `signal` [B]: route may leave here what it decided by, which is told to those who look at answers.
+    """
 
     next_token_ids: torch.Tensor  # [B]
     logits_output: LogitsOutput
     requests: list[RequestView]
     vocab_size: int | None = None
+    signal: torch.Tensor | None = None
 
 
 class ModelContext(NamedTuple):

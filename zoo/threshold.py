@@ -42,6 +42,7 @@ class ThresholdRouter(BaseRouter):
 
     def route(self, result: StepResult) -> torch.Tensor:
         score, threshold = self.scores(result)
+        result.signal = score
         return _COMPARE[self.leaves](score, threshold).long()
 
     def margin(self, result: StepResult) -> torch.Tensor:

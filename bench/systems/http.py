@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from typing import Any
 
 import httpx
@@ -123,11 +122,10 @@ class HttpService:
 
 
 def _tokens(rid: str, position: int, routing: dict[str, Any], now: float) -> Iterator[TokenEvent]:
-    pairs = zip(routing.get("token_models", []), routing.get("token_ids", []), strict=True)
-    for role, run in groupby(pairs, key=lambda pair: pair[0]):
-        tokens = [token for _, token in run]
-        yield TokenEvent(rid, position, tokens, role, now)
-        position += len(tokens)
+    fields = (routing.get(name, []) for name in ("token_models", "token_ids", "signals"))
+    for role, token, signal in zip(*fields, strict=True):
+        yield TokenEvent(rid, position, [token], role, now, signal=signal)
+        position += 1
 
 
 class _Hosted(msgspec.Struct):

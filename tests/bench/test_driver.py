@@ -130,8 +130,8 @@ def test_quality_and_records(ran: Run) -> None:
     row = ran.rows[0]
     assert row["text"] == "so \\boxed{7}" and row["answer"] == "7" and row["error"] is None
     assert set(row) == {
-        "id", "sample", "seed", "input_tokens", "output_tokens", "token_ids", "token_models", "text", "finish_reason",
-        "start_s", "ttft_ms", "e2el_ms", "handoffs", "grade", "answer", "expected", "error"}
+        "id", "sample", "seed", "input_tokens", "output_tokens", "token_ids", "token_models", "token_signals", "text",
+        "finish_reason", "start_s", "ttft_ms", "e2el_ms", "handoffs", "grade", "answer", "expected", "error"}
     assert len({row["seed"] for row in ran.rows}) == 6 and {row["sample"] for row in ran.rows} == {0, 1}
 
 

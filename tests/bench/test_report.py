@@ -96,10 +96,11 @@ def test_report_shows_figures_timeline_and_texts_and_needs_nothing_else(tmp_path
     trace, tokenizer = routed(), build(50)
     ids = list(tokenizer("a<b 12")["input_ids"])[:5]
     rows = [
-        {"id": "p0", "sample": 0, "token_ids": ids, "token_models": [0, 0, 1, 1, 0], "output_tokens": 5, "handoffs": 2,
+        {"id": "p0", "sample": 0, "token_ids": ids, "token_models": [0, 0, 1, 1, 0],
+         "token_signals": [0.25, None, 0.875, None, 0.0], "output_tokens": 5, "handoffs": 2,
          "grade": False, "answer": "1", "expected": "2", "error": None, "start_s": 0.0},
-        {"id": "p1", "sample": 0, "token_ids": [], "token_models": [], "output_tokens": 0, "handoffs": 0, "grade": None,
-         "answer": None, "expected": "2", "error": "<lost>", "start_s": 0.0},
+        {"id": "p1", "sample": 0, "token_ids": [], "token_models": [], "token_signals": [], "output_tokens": 0,
+         "handoffs": 0, "grade": None, "answer": None, "expected": "2", "error": "<lost>", "start_s": 0.0},
     ]
     given = summary()
     if not reported:
@@ -109,8 +110,10 @@ def test_report_shows_figures_timeline_and_texts_and_needs_nothing_else(tmp_path
     page = Page(html)
     assert not page.links and not re.search(r"url\((?!#)|@import|<script", html)
     assert "wrong (1, expected 2)" in page.text and "failed: <lost>" in page.text and "<short>" in page.text
-    marked = re.findall(r'<span class="r1" title="\d+: large">(.*?)</span>', html)
+    marked = re.findall(r'<span class="r1" title="\d+: large[^"]*">(.*?)</span>', html)
     assert len(marked) == 2
+    signals = re.findall(r'<span class="r(\d)" title="(\d+): \w+, router.*?s signal ([\d.]+)">', html)
+    assert signals == [("0", "0", "0.25"), ("1", "2", "0.875"), ("0", "4", "0")]
     assert html.count("<rect class=") >= 3
     assert ("Admission delay" in html) is reported
 

@@ -65,7 +65,7 @@ class ByteEngine(ToyEngine):
                 ids = self._pool[row.rid].ids
                 out = torch.zeros(VOCAB)
                 out[next_token(self.model, ids)] = 9.0
-                out[3 + toss(7, *ids[-1:]) % (VOCAB - 3)] += 4.0
+                out[3 + toss(7, *ids[-1:]) % (VOCAB - 3)] += toss(8, *ids) % 9  # less or more sure
                 logits.append(out)
         stacked = torch.stack(logits) if logits else torch.zeros(0, VOCAB)
         return EngineOutput(stacked, torch.zeros(len(logits), 4), lambda: 0.0)

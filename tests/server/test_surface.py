@@ -45,6 +45,13 @@ def truth(prompt: list[int], max_tokens: int) -> tuple[list[int], list[int]]:
     return ids[len(prompt):], authors
 
 
+def test_each_token_comes_with_the_signal_that_it_was_routed_by(local: LocalServer):
+    (choice,) = complete(local, model="entropy", prompt=[NEVER_ENDS, 4], max_tokens=60, return_routing=True,
+                         routing={"threshold": 0.1})["choices"]
+    models, signals = choice["routing"]["token_models"], choice["routing"]["signals"]
+    assert set(models) == {0, 1} and [int(signal > 0.1) for signal in signals] == models
+
+
 @pytest.mark.parametrize("prompt", [[5, 6, 7], [9], [NEVER_ENDS, 4]])
 def test_a_completion_is_what_the_models_write(local: LocalServer, prompt: list[int]):
     ids, authors = truth(prompt, 80)

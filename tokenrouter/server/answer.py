@@ -20,6 +20,7 @@ class Piece:
     token_ids: list[int] = field(default_factory=list)
     roles: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
+    signals: list[float | None] = field(default_factory=list)
     finish: str | None = None
     stop_reason: str | int | None = None
 
@@ -28,6 +29,7 @@ class Piece:
         self.token_ids += other.token_ids
         self.roles += other.roles
         self.logprobs += other.logprobs
+        self.signals += other.signals
         self.finish, self.stop_reason = other.finish, other.stop_reason
 
 
@@ -52,6 +54,7 @@ class Answer:
             self.num_tokens += 1
             piece.token_ids.append(token)
             piece.roles.append(event.role)
+            piece.signals.append(None if i else event.signal)
             if event.logprobs is not None:
                 piece.logprobs.append(event.logprobs[i])
             if token in self.job.sampling.stop_token_ids and not self._include:

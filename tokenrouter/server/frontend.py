@@ -30,6 +30,7 @@ class TokenEvent:
     role: int
     time: float
     logprobs: list[Logprobs] | None = None  # one a token, for requests that ask
+    signal: float | None = None  # by which the first of them was routed, for requests that ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +247,8 @@ class Frontend:
         request.early[tokens.position] = tokens
         while (due := request.early.pop(request.position, None)) is not None:
             position = request.position
-            self._events.append(TokenEvent(request.rid, position, due.token_ids, due.role, now, due.logprobs))
+            self._events.append(TokenEvent(request.rid, position, due.token_ids, due.role, now, due.logprobs,
+                                           due.signal))
             request.token_ids += due.token_ids
             request.authors += [due.role] * len(due.token_ids)
         self._close_if_complete(request, now)

@@ -114,7 +114,8 @@ class Preparer:
 
         top_k = defaults.top_k if request.top_k is None else max(request.top_k, 0)  # -1 is off, as in vLLM
         return SamplingParams(
-            seed=seed, max_tokens=limit, logprobs=logprobs, top_k=top_k, min_tokens=request.min_tokens or 0,
+            seed=seed, max_tokens=limit, logprobs=logprobs, signals=bool(request.return_routing), top_k=top_k,
+            min_tokens=request.min_tokens or 0,
             temperature=given(request.temperature, defaults.temperature), top_p=given(request.top_p, defaults.top_p),
             min_p=given(request.min_p, defaults.min_p), presence_penalty=given(request.presence_penalty, 0.0),
             frequency_penalty=given(request.frequency_penalty, 0.0),

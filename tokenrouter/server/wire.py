@@ -64,10 +64,11 @@ class Wire(ABC):
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
     def routing(self, piece: Piece, answer: Answer) -> dict[str, Any]:
-        """`token_models[t]` is an index into `models`; counts and seed on the last piece."""
+        """`token_models[t]` is an index into `models`, `signals[t]` what token t was routed by; counts and seed on the
+        last piece."""
         found: dict[str, Any] = {}
         if self._routing:
-            found = {"token_ids": piece.token_ids, "token_models": piece.roles}
+            found = {"token_ids": piece.token_ids, "token_models": piece.roles, "signals": piece.signals}
         if piece.finish and answer.end is not None:
             found |= {"models": list(answer.job.route.algorithm.roles), "handoffs": answer.end.handoffs,
                       "discarded": answer.end.discarded, "seed": answer.job.sampling.seed}

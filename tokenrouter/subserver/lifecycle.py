@@ -47,7 +47,8 @@ class Lifecycle:
         request.accept([token], [request.role])
         told = None if request.told is None else [request.told]
         self.mailbox.post(m.FRONT_END, m.Tokens(
-            request.rid, request.incarnation, position, [token], request.role, told))
+            request.rid, request.incarnation, position, [token], request.role, told, request.signal))
+        request.signal = None
 
     def hand_over(self, request: Request, target: int, peer_req: PeerReq, *, discarded: int) -> None:
         """Running -> pending here; the peer gets the suffix that it lacks."""
@@ -119,6 +120,7 @@ class Lifecycle:
         if request.resident and request.kv_len < held:
             self.scheduler.engine.truncate(request.rid, request.kv_len)
         request.expect(list(handoff.drafts))
+        request.signal = handoff.signal
         request.authors.extend(author for author in handoff.authors[same:] if author >= 0)
         request.known = [max(a, b) for a, b in zip(request.known, handoff.known, strict=True)]
         request.known[request.role] = len(request.ids)
@@ -182,7 +184,7 @@ class Lifecycle:
         request.known[target] = len(request.ids)
         self.mailbox.post(self.models[request.algorithm][target], m.Handoff(
             request.rid, request.incarnation, target, request.ids[base:], authors, len(request.ids),
-            list(request.known), request.counts, request.extra, opening, request.drafts))
+            list(request.known), request.counts, request.extra, opening, request.drafts, request.signal))
 
     def _announce_end(self, algorithm: int, ended: m.Ended) -> None:
         for peer in self._peers(algorithm):

@@ -78,8 +78,8 @@ class Subserver:
         forward pass, and what is left of the step before is done.
         """
         decode = all(len(row.token_ids) <= SHORT_APPEND for _, row in batch)
-        self.policy.launching(len(batch), decode)
         launched = time.perf_counter()
+        self.policy.launching(len(batch), decode, launched)
         if not self.engine.asynchronous:  # this thread computes, so whatever is in the outbox would have to wait
             self.catch_up()
         output = self.engine.step([row for _, row in batch])

@@ -67,6 +67,7 @@ class Handoff(_Message):
     extra: Any = None
     opening: Opening | None = None
     drafts: list[int] = []  # behind the accepted ids, for the receiver to verify
+    signal: float | None = None  # by which the position that the receiver writes was routed, for requests that ask
 
 
 class Resend(_Message):
@@ -98,12 +99,11 @@ class Ended(_Message):
 
 
 class Launched(_Message):
-    """Subserver -> peers, under the hold rule: a batch of that many requests runs here for about that long from now.
-
-    Durations travel, as clocks differ across hosts.
-    """
+    """Subserver -> peers, under the hold rule: a batch of that many requests runs here from `at` on, by this process's
+    clock, for about that long."""
 
     batch: int
+    at: float
     duration_s: float
 
 
@@ -157,7 +157,7 @@ class Baton(_Message):
 class Tokens(_Message):
     """Committer -> front end: accepted tokens from output position `position` on, all written by `role`.
 
-    `logprobs`: one a token, for requests that ask.
+    For requests that ask: `logprobs`, one a token, and `signal`, by which the first of them was routed.
     """
 
     rid: str
@@ -166,6 +166,7 @@ class Tokens(_Message):
     token_ids: list[int]
     role: int
     logprobs: list[Logprobs] | None = None
+    signal: float | None = None
 
 
 class Ready(_Message):

@@ -137,7 +137,7 @@ class LaunchPolicy:
         """How soon to be asked again if nothing arrives."""
         return self.spec.max_wait_s - queue.waited_s if queue.ready else math.inf
 
-    def launching(self, batch: int, decode: bool) -> None:
+    def launching(self, batch: int, decode: bool, now: float) -> None:
         """A step is about to begin."""
 
     def landed(self, step: Step, now: float) -> None:

@@ -6,6 +6,7 @@ end of sequence, or a discarded last token, does not end a request.
 from __future__ import annotations
 
 from itertools import accumulate
+from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -22,15 +23,15 @@ from tokenrouter.subserver.stats import Stats
 class Decided(NamedTuple):
     """What becomes of each request of a step, perhaps still to be read from the device.
 
-    `starts[i]`: the first of request i's rows in `logits`. `routed`: for each algorithm the places of its requests, and
-    their destinations.
+    `starts[i]`: the first of request i's rows in `logits`. `routed`: for each algorithm the places of its requests,
+    their destinations, and what they were routed by if one of them wants to be told.
     """
 
     requests: list[Request]
     logits: torch.Tensor
     starts: list[int]
     proposals: Proposals
-    routed: list[tuple[list[int], torch.Tensor]]
+    routed: list[tuple[list[int], torch.Tensor, torch.Tensor | None]]
 
 
 class Routing:
@@ -52,7 +53,7 @@ class Routing:
         groups: dict[int, list[int]] = {}
         for row, request in enumerate(requests):
             groups.setdefault(request.algorithm, []).append(row)
-        routed = [(rows, self._route(algorithm, rows, proposals, output)) for algorithm, rows in groups.items()]
+        routed = [self._route(algorithm, rows, proposals, output) for algorithm, rows in groups.items()]
         return Decided(requests, output.logits, starts, proposals, routed)
 
     def settle(self, decided: Decided, stats: Stats) -> list[tuple[int, int]]:
@@ -66,16 +67,20 @@ class Routing:
             # Behind the ids there is KV of drafts, of which those that were accepted stay.
             self.lifecycle.scheduler.keep(request, request.length + len(view.proposal) - 1)
         moves = []
-        for rows, destinations in routed:
-            for row, destination in zip(rows, destinations.tolist(), strict=True):
+        for rows, destinations, signal in routed:
+            signals = [None] * len(rows) if signal is None else signal.tolist()
+            for row, destination, number in zip(rows, destinations.tolist(), signals, strict=True):
                 request, view = requests[row], proposals.views[row]
+                if number is not None and request.sampling.signals and isfinite(number):
+                    request.signal = number
                 told: list[Logprobs | None] = [None] * len(view.proposal)
                 if request.sampling.logprobs >= 0:
                     told = self._told(request, view, logits[starts[row] :])
                 moves.append(self._settle(request, view, int(destination), told, stats))
         return moves
 
-    def _route(self, algorithm: int, rows: list[int], proposals: Proposals, output: EngineOutput) -> torch.Tensor:
+    def _route(self, algorithm: int, rows: list[int], proposals: Proposals,
+               output: EngineOutput) -> tuple[list[int], torch.Tensor, torch.Tensor | None]:
         """The router sees the rows of its own algorithm's requests, and no others."""
         router = self.routers[algorithm]
         tokens, logits, hidden = proposals.tokens, output.logits, output.hidden
@@ -88,7 +93,8 @@ class Routing:
         destinations = router.route(result)
         if len(destinations) != len(rows):
             raise ValueError(f"{type(router).__name__}.route answered {len(destinations)} rows for {len(rows)}")
-        return destinations
+        wanted = result.signal is not None and any(view.sampling_params.signals for view in result.requests)
+        return rows, destinations, result.signal if wanted else None
 
     def _told(self, request: Request, view: RequestView, logits: torch.Tensor) -> list[Logprobs | None]:
         """What the request wants to be told of each proposed token; `logits`: its rows, and others behind them."""

@@ -40,7 +40,7 @@ class StepSync(LaunchPolicy):
             else:
                 return Verdict.LAUNCH if queue.ready else Verdict.WAIT
 
-    def launching(self, batch: int, decode: bool) -> None:
+    def launching(self, batch: int, decode: bool, now: float) -> None:
         self._say("begin")
 
     def landed(self, step: Step, now: float) -> None:

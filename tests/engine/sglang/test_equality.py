@@ -23,53 +23,48 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reas
 
 ROOT = Path(__file__).parents[3]
 PAIR = ("small", "large")
-ALGORITHMS = ("r2r", "entropy", "citer", "r_stitch", "random", "speculative")
-OTHER = {"me": {"roles": {role: {"_target_": "zoo.me.router.MERouter", "weights": [0.6, 0.4]} for role in PAIR},
-                "entry": {"_target_": "zoo.me.router.MEEntry", "weights": [0.6, 0.4]}}}
+TUNED = {"base": str(ROOT / "zoo/collm/weights/base"), "large": str(path("large"))}  # Co-LLM's
+ALGORITHMS = ("r2r", "citer", "r_stitch", "entropy", "random", "speculative")
+ME = {"roles": {role: {"_target_": "zoo.me.router.MERouter", "weights": [0.6, 0.4]} for role in PAIR},
+      "entry": {"_target_": "zoo.me.router.MEEntry", "weights": [0.6, 0.4]}}
+TOKENS = 48
+EACH = 3  # requests of each algorithm, the last one sampled
 
 
-def algorithms() -> list[AlgorithmSpec]:
-    found = []
-    for name in ALGORITHMS:
-        file = ROOT / "conf" / "algo" / f"{name}.yaml"
-        if not file.exists():
-            continue
-        algo = OmegaConf.to_container(OmegaConf.create({"algo": OmegaConf.load(file)}), resolve=True)["algo"]
-        if "weights" in algo and not (ROOT / algo["weights"]).exists():
-            continue
-        found.append((name, algo))
-    return [AlgorithmSpec(name=name, roles=list(PAIR), routers=algo["roles"], entry=algo["entry"], models=[0, 1])
-            for name, algo in (*found, *OTHER.items())]
+def specification(name: str) -> AlgorithmSpec:
+    if name == "me":
+        algo = ME
+    else:
+        file = OmegaConf.load(ROOT / "conf" / "algo" / f"{name}.yaml")
+        algo = OmegaConf.to_container(OmegaConf.create({"algo": file}), resolve=True)["algo"]
+    return AlgorithmSpec(name=name, roles=list(algo["roles"]), routers=algo["roles"], entry=algo["entry"],
+                         models=[0, 1])
 
 
-@pytest.fixture(scope="module")
-def jobs() -> list[Job]:
-    return make_jobs()
-
-
-def make_jobs() -> list[Job]:
-    """Four for each algorithm, three of them greedy."""
+def requests(names: list[str], count: int) -> list[Job]:
     tokenizer = AutoTokenizer.from_pretrained(path("small"))
-    names = [spec.name for spec in algorithms()]
     made = []
-    for i, problem in enumerate(problems("test", 4 * len(names), 5)):
+    for i, problem in enumerate(problems("test", count, 5)):
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": problem.question}], add_generation_prompt=True, return_dict=False)
-        sampling = SamplingParams(i, 120, temperature=1.0 if i // len(names) == 3 else 0.0, top_p=0.95)
+        sampled = i // len(names) % EACH == EACH - 1
+        sampling = SamplingParams(i, TOKENS, temperature=1.0 if sampled else 0.0, top_p=0.95)
         made.append((names[i % len(names)], prompt, sampling))
     return made
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-@pytest.mark.timeout(600)
-def test_every_algorithm_tells_the_truth(prefix_cache: bool, jobs: list[Job]) -> None:
+@pytest.mark.parametrize(("names", "models"), [
+    ([*ALGORITHMS, "me"], {role: str(path(role)) for role in PAIR}), (["collm"], TUNED)], ids=["pair", "collm"])
+@pytest.mark.timeout(900)
+def test_every_algorithm_tells_the_truth(names: list[str], models: dict[str, str], prefix_cache: bool) -> None:
     torch.set_num_threads(1)
-    specs = algorithms()
+    jobs, specs = requests(names, max(EACH * len(names), 18)), [specification(name) for name in names]
     spec = ClusterSpec(
-        models=[ModelSpec(name=role, path=str(path(role))) for role in PAIR], algorithms=specs,
+        models=[ModelSpec(name=role, path=where) for role, where in models.items()], algorithms=specs,
         batching=BatchingSpec(policy="fixed", B=[1, 2]),
         engine=EngineSpec(kind="sglang", capacity_tokens=1024, options={"prefix_cache": prefix_cache}))
-    served: dict[str, list[Record]] = {algorithm.name: [] for algorithm in specs}
+    served: dict[str, list[Record]] = {name: [] for name in names}
     with Cluster(spec) as cluster:
         for concurrency in (1, 4, 16):
             for (name, _, _), record in zip(jobs, serve(cluster.frontend, jobs, concurrency), strict=True):
