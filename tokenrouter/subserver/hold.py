@@ -1,9 +1,8 @@
 """Optimal thresholds and the hold rule: a batch waits when it is worth waiting for the one that is about to return."""
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tokenrouter.cluster.spec import BatchingSpec
 from tokenrouter.subserver import messages as m
@@ -11,36 +10,15 @@ from tokenrouter.subserver.controller import Planned, Planner
 from tokenrouter.subserver.policy import Queue, Sender, Step, Verdict
 
 GRACE = 0.5  # of a batch's announced duration: later than that it is not waited for
-_WINDOW = 256  # announcements by which a clock is set, so that one that drifts is followed
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A batch at a peer, as it announced it. Times are this process's."""
+    """A batch at a peer, as it announced it."""
 
     batch: int
     due: float
     expires: float
-
-
-@dataclass(slots=True)
-class Clock:
-    """A peer's clock, seen from here: the least that it was ever behind when a message of its was heard.
-
-    A message may lie unheard for as long as a step takes here, so the time of hearing says little by itself. The least
-    difference is that of the clocks plus the way of a message that was heard at once.
-    """
-
-    _seen: int = 0
-    _behind: list[float] = field(default_factory=lambda: [math.inf, math.inf])  # in the window before, and in this one
-
-    def here(self, at: float, now: float) -> float:
-        """When it was `at` there, of which was heard at `now`."""
-        if self._seen % _WINDOW == 0:
-            self._behind = [self._behind[1], math.inf]
-        self._seen += 1
-        self._behind[1] = min(self._behind[1], now - at)
-        return at + min(self._behind)
 
 
 class Hold(Planned):
@@ -54,7 +32,6 @@ class Hold(Planned):
     def __init__(self, spec: BatchingSpec, index: int, planner: Planner | None) -> None:
         super().__init__(spec, index, planner)
         self._running: dict[int, Running] = {}
-        self._clocks: dict[int, Clock] = {}
 
     def bind(self, mailbox: Sender, models: Sequence[Sequence[int]]) -> None:
         super().bind(mailbox, models)
@@ -98,7 +75,7 @@ class Hold(Planned):
 
     def hear(self, sender: int, message: m.Scheduling, now: float) -> None:
         if isinstance(message, m.Launched):
-            due = self._clocks.setdefault(sender, Clock()).here(message.at, now) + message.duration_s
+            due = message.at + message.duration_s  # it may have lain unheard for as long as a step takes here
             self._running[sender] = Running(message.batch, due, due + GRACE * message.duration_s)
         elif isinstance(message, m.Landed):
             self._running.pop(sender, None)
