@@ -99,7 +99,7 @@ class Ended(_Message):
 
 
 class Launched(_Message):
-    """Subserver -> peers, under the hold rule: a batch of that many requests runs here from `at` on for about that long.
+    """Subserver -> peers, under the hold rule: a batch of that many requests runs here from `at` on, about that long.
 
     `at` is perf_counter's, which on Linux is one clock for all processes of a host; a cluster's are on one host.
     """
