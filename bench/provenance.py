@@ -29,7 +29,7 @@ def provenance(plan: Plan, command: str | None) -> dict[str, Any]:
     sha, dirty = _git()
     return {
         "command": command,
-        "evidence": "emulated" if plan.config.engine.kind == "emulated" else "measured",
+        "evidence": "emulated" if plan.config.engine.kind == "emulated" or plan.config.hardware.link else "measured",
         "data_source": plan.workload.data_source,
         "data_version": plan.workload.version,
         "config_hash": _digest({name: value for name, value in plan.values.items() if name != "logger"}),

@@ -27,7 +27,7 @@ def model_specs(
 
 def hardware_spec(hardware: HardwareConfig, subservers: int) -> HardwareSpec:
     return HardwareSpec(threads=hardware.threads, pin=_cores(hardware.pin, subservers), transport=hardware.transport,
-                        addresses=hardware.addresses)
+                        addresses=hardware.addresses, link=hardware.link)
 
 
 def shared_tokenizer(models: ModelsConfig, specs: Sequence[ModelSpec]) -> PreTrainedTokenizerBase:

@@ -5,10 +5,11 @@ Everything here is plain data: it travels to the subserver processes as one JSON
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import zmq
+from msgspec import Meta
 
 from tokenrouter.core import InputError
 from tokenrouter.interface import Algorithm, BaseRouter, EntryContext
@@ -66,6 +67,14 @@ class EngineSpec(msgspec.Struct, kw_only=True):
     chunk_tokens: int = 512
 
 
+class LinkSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An emulated link between machines: what one subserver sends another goes out at `gbytes_per_s`, and is there
+    `delay_ms` after that."""
+
+    delay_ms: Annotated[float, Meta(ge=0, le=1000)]
+    gbytes_per_s: Annotated[float, Meta(gt=0)]
+
+
 class HardwareSpec(msgspec.Struct, kw_only=True):
     """`pin`: core of each subserver, cyclic; empty = not pinned. `threads`: torch threads a subserver."""
 
@@ -73,6 +82,7 @@ class HardwareSpec(msgspec.Struct, kw_only=True):
     pin: list[int] = []
     transport: Literal["ipc", "tcp"] = "ipc"
     addresses: list[str] = []  # tcp: front end first, then one address a subserver; empty = free loopback ports
+    link: LinkSpec | None = None
 
     def check(self, subservers: int) -> None:
         if self.threads < 1:

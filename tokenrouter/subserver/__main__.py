@@ -14,6 +14,7 @@ import msgspec
 from tokenrouter.cluster.spec import SubserverSpec
 from tokenrouter.core import InputError
 from tokenrouter.subserver import messages as m
+from tokenrouter.subserver.link import Link
 from tokenrouter.subserver.mailbox import Mailbox
 from tokenrouter.subserver.process import die_with_parent
 
@@ -24,7 +25,8 @@ def main(path: str) -> int:
     if spec.core is not None:
         os.sched_setaffinity(0, {spec.core})
     mailbox = Mailbox(spec.index, spec.epoch, spec.addresses[spec.index],
-                      {i: a for i, a in spec.addresses.items() if i != spec.index}, spec.keys)
+                      {i: a for i, a in spec.addresses.items() if i != spec.index}, spec.keys,
+                      Link(link) if (link := spec.cluster.hardware.link) else None)
     try:
         _serve(spec, mailbox)
     except Exception as error:

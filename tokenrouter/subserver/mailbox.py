@@ -1,6 +1,7 @@
 """A process's one door: everything for it arrives on one socket, everything from it leaves in envelopes."""
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,6 +10,7 @@ import zmq
 
 from tokenrouter.core import InputError
 from tokenrouter.subserver.curve import Keys
+from tokenrouter.subserver.link import Link
 from tokenrouter.subserver.messages import FRONT_END, Envelope, Message
 
 
@@ -39,14 +41,15 @@ class Mailbox(Outbox):
 
     Both are unlimited: a subserver that stands still must not make its peers stand still. Order is kept between
     any two processes. `keys` authenticate and encrypt; without them only ipc is allowed, which the file system guards.
+    `link`: emulated to and from the other subservers.
     """
 
     def __init__(self, index: int, epoch: int, address: str, peers: Mapping[int, str],
-                 keys: Keys | None = None) -> None:
+                 keys: Keys | None = None, link: Link | None = None) -> None:
         super().__init__(index, epoch)
         if keys is None and (bare := [a for a in (address, *peers.values()) if not a.startswith("ipc://")]):
             raise InputError(f"address={bare[0]}: allowed without keys is ipc")
-        self._context, self._keys = zmq.Context(), keys
+        self._context, self._keys, self._link = zmq.Context(), keys, link
         self._authenticator = keys.admit(self._context) if keys is not None else None
         self._inbox = self._socket(zmq.PULL)
         self._inbox.bind(address)
@@ -73,14 +76,32 @@ class Mailbox(Outbox):
             unread, self._unread = self._unread, []
             yield from unread
         elif timeout_s > 0:
-            self._inbox.poll(max(1, round(timeout_s * 1000)))
-        while int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # cheaper than the exception of an empty inbox
-            envelope = self._decode(self._inbox.recv(zmq.NOBLOCK))
+            self._wait(timeout_s)
+        for data in self._arrived():
+            envelope = self._decode(data)
             if envelope.epoch < self._epochs.get(envelope.sender, 0):
                 continue  # from a predecessor of a process that was restarted
             self._epochs[envelope.sender] = envelope.epoch
             for message in envelope.messages:
                 yield envelope.sender, message
+
+    def _wait(self, timeout_s: float) -> None:
+        if self._link is not None and (next_s := self._link.next_s()) < timeout_s:
+            timeout_s = next_s
+            if timeout_s < 1e-3:  # a poll takes a millisecond at the least
+                time.sleep(timeout_s)
+                return
+        self._inbox.poll(max(1, round(timeout_s * 1000)))
+
+    def _arrived(self) -> Iterator[bytes]:
+        while int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # cheaper than the exception of an empty inbox
+            data = self._inbox.recv(zmq.NOBLOCK)
+            if self._link is not None and self._inbox.getsockopt(zmq.RCVMORE):
+                self._link.put(data, self._inbox.recv())
+            else:
+                yield data
+        if self._link is not None:
+            yield from self._link.arrived()
 
     def unread(self, messages: Sequence[tuple[int, Message]]) -> None:
         """Give back what was received: it comes first the next time."""
@@ -91,7 +112,10 @@ class Mailbox(Outbox):
         return int(self._inbox.fileno())
 
     def _send(self, destination: int, data: bytes) -> None:
-        self._peers[destination].send(data)
+        if self._link is None or destination == FRONT_END:
+            self._peers[destination].send(data)
+        else:
+            self._peers[destination].send_multipart([data, self._link.stamp(destination, data)])
 
     def close(self) -> None:
         if self._authenticator is not None:
