@@ -5,11 +5,10 @@ Everything here is plain data: it travels to the subserver processes as one JSON
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import zmq
-from msgspec import Meta
 
 from tokenrouter.core import InputError
 from tokenrouter.interface import Algorithm, BaseRouter, EntryContext
@@ -71,8 +70,14 @@ class LinkSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """An emulated link between machines: what one subserver sends another goes out at `gbytes_per_s`, and is there
     `delay_ms` after that."""
 
-    delay_ms: Annotated[float, Meta(ge=0, le=1000)]
-    gbytes_per_s: Annotated[float, Meta(gt=0)]
+    delay_ms: float
+    gbytes_per_s: float
+
+    def check(self) -> None:
+        if not 0 <= self.delay_ms <= 1000:
+            raise InputError(f"hardware.link.delay_ms={self.delay_ms:g}: allowed is 0 to 1000")
+        if not self.gbytes_per_s > 0:
+            raise InputError(f"hardware.link.gbytes_per_s={self.gbytes_per_s:g}: allowed is a number > 0")
 
 
 class HardwareSpec(msgspec.Struct, kw_only=True):
@@ -89,6 +94,8 @@ class HardwareSpec(msgspec.Struct, kw_only=True):
             raise InputError(f"hardware.threads={self.threads}: allowed is >= 1")
         if self.transport == "tcp" and not zmq.has("curve"):
             raise InputError("hardware.transport=tcp: this libzmq has no CURVE to secure it; allowed is ipc")
+        if self.link is not None:
+            self.link.check()
         if not self.addresses:
             return
         if self.transport == "ipc":
