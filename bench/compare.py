@@ -1,13 +1,17 @@
-"""Systems side by side: python bench/compare.py systems=[llm_only,llm_only_x2,tokenrouter] repeats=3 [override ...]
+"""Runs side by side: python bench/compare.py systems=[llm_only,llm_only_x2,tokenrouter] repeats=3 [override ...]
 
 Every system serves the same requests, in turn (A B A B ...), each time started afresh by bench/run.py; the overrides
-are its own (algo=r2r workload=aime load.concurrency=4 ...). Ratios are to the first system, paired by repeat: median,
-and the least and greatest of the repeats. `out=FOLDER` names where the runs and comparison.json go (default: below
-results/runs), `markdown=FILE` and `csv=FILE` write the table there. Exit codes as bench/run.py.
+are its own (algo=r2r workload=aime load.concurrency=4 ...). An override with several values is compared too, as in
+Hydra's sweeps: `load.via=inproc,http`, `batching=eager,optimal`; of several such, every combination. Ratios are to the
+first, paired by repeat and by request: the median over the repeats, and a 95 % bootstrap interval over repeats and
+requests. `out=FOLDER` names where the runs and comparison.json go (default: below results/runs); `markdown=FILE`,
+`csv=FILE` and `plot=FILE` write the table and a picture of it there. Exit codes as bench/run.py.
 """
 from __future__ import annotations
 
 import datetime
+import itertools
+import re
 import statistics
 import sys
 from collections.abc import Sequence
@@ -16,20 +20,24 @@ from typing import Any
 
 import msgspec
 import pandas as pd
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not bench/, whose modules would hide others
 
-from bench.series import ROOT, RunFailed, command, run, split, write_table
-from bench.validity import differences
+from bench.charts import COLOURS
+from bench.paired import Interval, Paired
+from bench.series import ROOT, RunFailed, command, run, split, sweep, write_table
+from bench.validity import differences, unequal_lengths
 from tokenrouter.config import Positive, Strict
 from tokenrouter.core import InputError
 
 MEASURES = {
     "tok/s": "output_throughput", "tpot ms": "mean_tpot_ms", "ttft ms": "mean_ttft_ms", "e2el ms": "mean_e2el_ms",
 }
+Labels = dict[str, str]  # of each axis that is compared, the value
 
 
 class Options(Strict, kw_only=True):
@@ -38,57 +46,89 @@ class Options(Strict, kw_only=True):
     out: str | None = None
     markdown: str | None = None
     csv: str | None = None
+    plot: str | None = None
 
 
-def parse(words: Sequence[str]) -> tuple[Options, list[str]]:
-    """The command's own words, and the overrides for its runs."""
+def parse(words: Sequence[str]) -> tuple[Options, dict[str, list[str]], list[str]]:
+    """The command's own words, the values of each axis that is compared, and the overrides that all runs share."""
     options, overrides = split(words, Options)
     known = sorted(path.stem for path in (ROOT / "conf" / "system").glob("*.yaml"))
     systems = options.systems
     if not systems or not set(systems) <= set(known) or len(set(systems)) < len(systems):
         raise InputError(f"systems={systems}: allowed is a list of different ones of {known}")
-    return options, overrides
+    swept = {name: values for name, values in map(sweep, overrides) if len(values) > 1}
+    if "system" in swept:
+        raise InputError(f"system={','.join(swept['system'])}: allowed is systems=[{','.join(swept['system'])}]")
+    return options, {"system": systems} | swept, [word for word in overrides if word.partition("=")[0] not in swept]
 
 
 def main(words: Sequence[str]) -> None:
-    options, overrides = parse(words)
+    options, axes, overrides = parse(words)
     stamp = datetime.datetime.now().strftime("%Y-%m-%d/%H-%M-%S-compare")
     out = Path(options.out or Path("results/runs", stamp))
-    runs: dict[str, list[dict[str, Any]]] = {system: [] for system in options.systems}
+    compared = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    runs: list[list[dict[str, Any]]] = [[] for _ in compared]
     for repeat in range(options.repeats):
-        for system in options.systems:
-            runs[system].append(run(out / f"{repeat}-{system}", [f"system={system}", "logger=none", *overrides]))
-    if differing := differences([one for repeats in runs.values() for one in repeats]):
+        for labels, made in zip(compared, runs, strict=True):
+            chosen = [f"{name}={value}" for name, value in labels.items()]
+            made.append(run(out / f"{repeat}-{folder_name(labels)}", [*chosen, "logger=none", *overrides]))
+    everything = [one for repeats in runs for one in repeats]
+    if differing := differences(everything) + unequal_lengths(everything):
         print(f"error: the runs cannot be compared: they differ in {', '.join(differing)}", file=sys.stderr)
         raise RunFailed(1)
-    frame = compare(runs)
+    paired = [Paired([out / f"{repeat}-{folder_name(labels)}" for repeat in range(options.repeats)], made)
+              for labels, made in zip(compared, runs, strict=True)]
+    frame = compare(compared, runs, paired)
     (out / "comparison.json").write_text(frame.to_json(orient="records", indent=2) + "\n")
     write_table(frame, options.csv, options.markdown)
-    show(frame, f"{' '.join(overrides)} (ratios to {options.systems[0]}: median [least, greatest])")
+    if options.plot:
+        draw(frame, len(axes), Path(options.plot))
+    show(frame, f"{' '.join(overrides)} (ratios to the first: median [95 % interval])")
     print(f"files: {out}")
 
 
-def compare(runs: dict[str, list[dict[str, Any]]]) -> pd.DataFrame:
-    """One row a system: medians over the repeats, and ratios to the first system, paired by repeat."""
-    first = next(iter(runs.values()))
+def folder_name(labels: Labels) -> str:
+    """The system, and the values of other axes as far as a file's name may hold them."""
+    return "-".join(re.sub(r"[^\w.]+", "_", value) for value in labels.values())
+
+
+def compare(
+    compared: Sequence[Labels], runs: Sequence[Sequence[dict[str, Any]]], paired: Sequence[Paired],
+) -> pd.DataFrame:
+    """One row each: medians over the repeats, and ratios to the first, of quality the difference."""
     rows = []
-    for system, repeats in runs.items():
-        row: dict[str, Any] = {"system": system, "algo": repeats[0]["algo"], "repeats": len(repeats)}
+    for labels, repeats, own in zip(compared, runs, paired, strict=True):
+        row: dict[str, Any] = {**labels, "algo": repeats[0]["algo"], "repeats": len(repeats)}
         for label, field in MEASURES.items():
             row[label] = round(statistics.median(run[field] for run in repeats), 3)
         for label, field in MEASURES.items():
-            ratios = [run[field] / base[field] for run, base in zip(repeats, first, strict=True)]
-            row[f"{label} ratio"] = f"{statistics.median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}]"
+            ratios = [run[field] / base[field] for run, base in zip(repeats, runs[0], strict=True)]
+            row[f"{label} ratio"] = told(statistics.median(ratios), own.ratio(paired[0], label))
         row |= predicted(repeats)
         fractions = [run["routing"]["llm_token_fraction"] for run in repeats]
         row["LLM tokens"] = round(statistics.median(fractions), 4)
-        quality = repeats[0]["quality"] or {"value": None, "ci95": None}
-        row |= {"quality": quality["value"], "quality ci95": quality["ci95"]}
+        row |= quality(repeats, own, runs[0], paired[0])
         row["output tokens"] = repeats[0]["total_output_tokens"]
         row["valid"] = "yes" if all(run["validity"]["valid"] for run in repeats) else (
             "; ".join(sorted({reason for run in repeats for reason in run["validity"]["reasons"]})))
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def told(value: float, interval: Interval) -> str:
+    return f"{value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+
+
+def quality(
+    repeats: Sequence[dict[str, Any]], own: Paired, first: Sequence[dict[str, Any]], base: Paired,
+) -> dict[str, Any]:
+    """Of the first repeat, as answers of others are the same but for near ties; the difference over all of them."""
+    found = repeats[0]["quality"] or {"value": None, "ci95": None}
+    row = {"quality": found["value"], "quality ci95": found["ci95"], "quality difference": None}
+    if found["value"] is None or (first[0]["quality"] or {}).get("value") is None:
+        return row
+    means = [run["quality"]["value"] - other["quality"]["value"] for run, other in zip(repeats, first, strict=True)]
+    return row | {"quality difference": told(statistics.median(means), own.difference(base))}
 
 
 def predicted(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -113,6 +153,20 @@ def show(frame: pd.DataFrame, title: str) -> None:
     for row in frame.itertuples(index=False):
         table.add_row(*[f"{value:.4g}" if isinstance(value, float) else str(value) for value in row])
     Console(width=200).print(table)
+
+
+def draw(frame: pd.DataFrame, axes: int, file: Path) -> None:
+    """Tokens/s and end-to-end latency of each, side by side."""
+    names = [" ".join(map(str, labels)) for labels in frame.iloc[:, :axes].itertuples(index=False)]
+    figure = Figure(figsize=(9, 1.2 + 0.4 * len(names)), layout="constrained")
+    for panel, measure, colour in zip(figure.subplots(1, 2, sharey=True), ("tok/s", "e2el ms"), COLOURS, strict=False):
+        bars = panel.barh(names, frame[measure], color=colour)
+        panel.bar_label(bars, labels=list(frame[f"{measure} ratio"]), fontsize=7, padding=3)
+        panel.margins(x=0.45)
+        panel.set_xlabel(measure)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].invert_yaxis()
+    figure.savefig(file, dpi=100, metadata={"Software": None})
 
 
 if __name__ == "__main__":

@@ -56,6 +56,16 @@ def split(words: Sequence[str], options: type[Options]) -> tuple[Options, list[s
     return convert(values, options), overrides
 
 
+def sweep(override: str) -> tuple[str, list[str]]:
+    """The name of an override and its values, as Hydra writes them: several where it is a sweep, `name=a,b`."""
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:
+        raise InputError(f"{override}: not understood; allowed is name=value, as Hydra reads it") from None
+    name, _, text = override.partition("=")
+    return name, list(parsed.sweep_string_iterator()) if parsed.is_sweep_override() else [text]
+
+
 def _is_list(hint: Any) -> bool:
     """Of what, or None, does not matter."""
     return get_origin(hint) is list or any(get_origin(part) is list for part in get_args(hint))

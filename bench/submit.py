@@ -34,7 +34,7 @@ def submit(folder: Path, root: Path = ROOT, profiles: Path = PROFILES) -> list[P
     """Check and add a run, or all systems of a comparison; returns the entries' folders. InputError if refused."""
     runs: dict[str, list[Path]] = defaultdict(list)
     for child in sorted(folder.glob("*/summary.json")):
-        if found := re.fullmatch(r"(\d+)-(\w+)", child.parent.name):
+        if found := re.fullmatch(r"(\d+)-([\w.-]+)", child.parent.name):
             runs[found.group(2)].append(child.parent)
     if not runs:
         check(folder, profiles)

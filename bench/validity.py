@@ -9,6 +9,7 @@ from bench.metrics import FULL_SHARE
 MAX_FAILED_SHARE = 0.001
 MIN_DURATION_S = 60.0
 MIN_REQUESTS_A_CLIENT = 10
+OUTPUT_TOLERANCE = 0.05  # of the tokens that compared runs write: near ties, and models that answer equally well
 MAX_CLIENT_BUSY = 0.5  # of one core: beyond, the load generator itself may be what is slow
 
 
@@ -65,8 +66,16 @@ def comparable_by(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """The fields that all runs of a comparison must share and do not."""
+    """What all runs of a comparison must share and do not."""
     shared = [
         comparable_by(run) | {f"load.{name}": run["load"][name] for name in ("concurrency", "num_requests", "seed")}
         | {"git_sha": run["provenance"]["git_sha"]} for run in runs]
     return [field for field in shared[0] if any(fields[field] != shared[0][field] for fields in shared[1:])]
+
+
+def unequal_lengths(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Of runs of the same requests, whose speeds mean something beside each other if they write as much."""
+    written = [run["total_output_tokens"] for run in runs]
+    if max(written) <= (1 + OUTPUT_TOLERANCE) * min(written):
+        return []
+    return [f"output tokens ({min(written)} to {max(written)}; allowed is a difference of {OUTPUT_TOLERANCE:.0%})"]

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bench.compare import compare, parse
+from bench.compare import compare, draw, folder_name, parse
+from bench.paired import Paired
 from bench.systems.replicas import Replicas
-from bench.validity import differences
+from bench.validity import differences, unequal_lengths
 from tokenrouter.core import InputError, SamplingParams
 from tokenrouter.server.frontend import EndEvent
 
@@ -24,25 +29,77 @@ def run(throughput: float, tpot: float, **provenance: object) -> dict:
     }
 
 
-def test_ratios_are_paired_by_repeat():
-    slow = [run(100, 2.0), run(50, 4.0), run(80, 2.0)]
-    frame = compare({"a": slow, "b": [run(200, 1.0), run(110, 2.0), run(152, 2.0)]})
-    assert frame["tok/s ratio"].tolist() == ["1.000 [1.000, 1.000]", "2.000 [1.900, 2.200]"]
-    assert frame["tpot ms ratio"][1] == "0.500 [0.500, 1.000]"
-    assert frame["tok/s"].tolist() == [80, 152]
+REQUESTS = 40
 
 
-def test_the_steady_window_stands_beside_what_is_predicted():
+def made(folder: Path, runs: list[dict], times: list[float], right: float = 1.0) -> Paired:
+    """Repeats whose requests write 10 tokens each in about this many ms, as hard problems in each of them."""
+    folders = []
+    for repeat, time in enumerate(times):
+        hard = np.random.default_rng(0).uniform(0.5, 1.5, REQUESTS)
+        rows = [{"id": f"{i}", "sample": 0, "output_tokens": 10, "ttft_ms": time * hard[i] / 10, "error": None,
+                 "e2el_ms": time * hard[i], "grade": i < right * REQUESTS} for i in range(REQUESTS)]
+        folders.append(folder / f"{repeat}")
+        folders[-1].mkdir(parents=True)
+        (folders[-1] / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Paired(folders, runs)
+
+
+def test_ratios_are_paired_by_repeat_and_by_request(tmp_path: Path):
+    runs = [[run(100, 2.0), run(50, 4.0), run(80, 2.0)], [run(200, 1.0), run(110, 2.0), run(152, 2.0)]]
+    paired = [made(tmp_path / "a", runs[0], [100.0, 200.0, 125.0]), made(tmp_path / "b", runs[1], [50.0, 91.0, 66.0])]
+    frame = compare([{"system": "a"}, {"system": "b"}], runs, paired)
+    assert frame["tok/s ratio"][0] == "1.000 [1.000, 1.000]" and frame["tok/s"].tolist() == [80, 152]
+    # What problems and repeats share cancels out: the interval is that of the repeats' ratios 2.0, 2.2 and 1.9.
+    median, low, high = map(float, re.findall(r"[\d.]+", frame["tok/s ratio"][1]))
+    assert median == 2.0 and 1.9 <= low < 2.0 < high <= 2.2
+    assert frame["tpot ms ratio"][1].startswith("0.500 [0.4")
+    assert frame["quality difference"].tolist() == ["0.000 [0.000, 0.000]"] * 2
+
+
+def test_an_interval_is_as_wide_as_the_requests_differ(tmp_path: Path):
+    """Against the textbook's interval of a mean of paired differences."""
+    runs = [run(100, 2.0)]
+    base, own = made(tmp_path / "a", runs, [100.0]), made(tmp_path / "b", runs, [100.0], right=0.75)
+    interval = own.difference(base)
+    half = 1.96 * np.sqrt(0.75 * 0.25 / REQUESTS)
+    assert (interval.low, interval.high) == pytest.approx((-0.25 - half, -0.25 + half), abs=0.03)
+
+
+def test_the_steady_window_stands_beside_what_is_predicted(tmp_path: Path):
     runs = [run(100, 2.0), run(50, 4.0), run(80, 2.0)]
     for one, said in zip(runs, (210, 110, 200), strict=True):
         measured = one["steady"]["output_throughput"]
         one["routing"]["prediction"] = {"throughput": said, "ratio": measured / said}
         one["routing"]["prediction_in_service"] = {"throughput": None, "ratio": None}
         one["quality"] = None
-    frame = compare({"a": runs})
+    frame = compare([{"system": "a"}], [runs], [made(tmp_path, runs, [1.0, 2.0, 3.0])])
     assert frame["steady tok/s"].tolist() == [160] and frame["predicted"].tolist() == [200]
     assert frame["steady/predicted"].tolist() == ["0.909 [0.800, 0.952]"]
-    assert frame["predicted in service"].tolist() == [""]
+    assert frame["predicted in service"].tolist() == [""] and frame["quality difference"].tolist() == [None]
+
+
+def test_what_has_several_values_is_compared(tmp_path: Path):
+    options, axes, overrides = parse(["algo=r2r", "load.via=inproc,http", "batching.B=[1,2],[1,3]", "repeats=1"])
+    assert overrides == ["algo=r2r"] and options.repeats == 1
+    assert axes == {"system": ["tokenrouter"], "load.via": ["inproc", "http"], "batching.B": ["[1,2]", "[1,3]"]}
+    assert folder_name({"system": "tokenrouter", "batching.B": "[1,2]"}) == "tokenrouter-_1_2_"
+    with pytest.raises(InputError, match=r"system=std,llm_only: allowed is systems=\[std,llm_only\]"):
+        parse(["system=std,llm_only"])
+
+
+def test_runs_that_write_more_are_not_compared():
+    runs = [run(1, 1), run(2, 2)]
+    assert not unequal_lengths(runs)
+    runs[1]["total_output_tokens"] = 106
+    assert unequal_lengths(runs) == ["output tokens (100 to 106; allowed is a difference of 5%)"]
+
+
+def test_the_picture_has_a_bar_for_each(tmp_path: Path):
+    runs = [[run(100, 2.0)], [run(200, 1.0)]]
+    paired = [made(tmp_path / name, one, [100.0]) for name, one in zip("ab", runs, strict=True)]
+    draw(compare([{"system": "a"}, {"system": "b"}], runs, paired), 1, tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_runs_of_other_data_are_not_compared():

@@ -8,6 +8,7 @@ from typing import Any
 from tests.clients.conftest import CONCURRENCY, MAX_TOKENS, MODEL, PROBLEMS, TOKENIZER, Client, Figures, Problem
 
 NAME = "aiperf"
+LOAD_REQUESTS, LOAD_TOKENS = 12, 300  # longer than answers that end by themselves
 
 
 def run(client: Client, requests: int, *arguments: object) -> dict[str, Any]:
@@ -35,3 +36,12 @@ def test_aiperf_counts_what_the_server_counts(client: Client, agree: Callable[[s
     agree("aiperf", Figures(PROBLEMS, int(export["total_usage_prompt_tokens"]["avg"]),
                             int(export["total_usage_completion_tokens"]["avg"]), export["request_latency"]["avg"],
                             export["inter_token_latency"]["avg"]))
+
+
+def test_aiperf_gets_as_many_tokens_as_it_asks_for(client: Client, counted: Callable[[], Figures]):
+    """Synthetic prompts, and answers that go on to the length asked for."""
+    export = run(client, LOAD_REQUESTS, "--endpoint-type", "completions", "--streaming",
+                 "--synthetic-input-tokens-mean", 32, "--output-tokens-mean", LOAD_TOKENS,
+                 "--extra-inputs", "ignore_eos:true", "--extra-inputs", f"min_tokens:{LOAD_TOKENS}")
+    total = int(export["total_usage_completion_tokens"]["avg"])
+    assert total == LOAD_REQUESTS * LOAD_TOKENS == counted().output_tokens

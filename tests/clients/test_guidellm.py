@@ -8,6 +8,7 @@ from typing import Any
 from tests.clients.conftest import CONCURRENCY, MAX_TOKENS, MODEL, OFFLINE, PROBLEMS, TOKENIZER, Client, Figures
 
 NAME = "guidellm"
+LOAD_REQUESTS, LOAD_TOKENS = 12, 300  # longer than answers that end by themselves
 
 
 def run(client: Client, requests: int, backend: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
@@ -40,3 +41,10 @@ def test_guidellm_counts_what_the_server_counts(client: Client, agree: Callable[
                               int(metrics["output_token_count"]["total_sum"]),
                               metrics["request_latency"]["mean"] * 1e3,
                               metrics["inter_token_latency_ms"]["mean"]))
+
+
+def test_guidellm_gets_as_many_tokens_as_it_asks_for(client: Client, counted: Callable[[], Figures]):
+    """Synthetic prompts: it sends ignore_eos and the length with each, so that all answers are equally long."""
+    metrics = run(client, LOAD_REQUESTS, {"request_format": "/v1/completions"},
+                  {"data": [{"kind": "synthetic_text", "prompt_tokens": 32, "output_tokens": LOAD_TOKENS}]})
+    assert metrics["output_token_count"]["total_sum"] == LOAD_REQUESTS * LOAD_TOKENS == counted().output_tokens

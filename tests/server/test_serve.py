@@ -146,6 +146,24 @@ def test_ctrl_c_ends_everything_once_the_time_to_drain_is_over():
         started.stop()
 
 
+def test_a_second_signal_ends_what_is_under_way():
+    started = Running("algo=entropy", "hardware.pin=[]", "server.drain_s=600", "server.log=false")
+    body = {"prompt": [5], "temperature": 1.0, "max_tokens": 15_000, "ignore_eos": True, "stream": True}
+    try:
+        with started.client.stream("POST", "/v1/completions", json=body) as response:
+            lines = filter(None, response.iter_lines())
+            next(lines)
+            started.process.send_signal(signal.SIGTERM)
+            for _ in range(50):  # the first lets it go on
+                assert "error" not in json.loads(next(lines)[6:])
+            started.process.send_signal(signal.SIGTERM)
+            *_, error, end = lines
+        assert json.loads(error[6:])["error"]["code"] == "draining" and end == "data: [DONE]"
+        assert started.process.wait(60) == 0
+    finally:
+        started.stop()
+
+
 @pytest.mark.parametrize("override, message", [
     ("server.port=70000", r"server\.port=70000: allowed is"), ("server.prot=1", r"server\.prot=1: unknown; allowed is"),
     ("server.host=203.0.113.1", r"server\.host=203\.0\.113\.1"), ("server.thresholds=[2.0]", "server.thresholds"),
