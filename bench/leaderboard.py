@@ -1,4 +1,4 @@
-"""results/LEADERBOARD.md and .html from the committed entries: python bench/leaderboard.py
+"""results/LEADERBOARD.md and .html, and the README's table, from the committed entries: python bench/leaderboard.py
 
 Entries are ranked only among those that share models, data, sampling, hardware, evidence and concurrency; every such
 group is a table of its own. The page adds sorting and filters, and plots throughput against quality and latency.
@@ -24,6 +24,9 @@ from bench.files import write_text
 from bench.table import accuracy, number, share
 
 BASELINES = ("std", "std_plus", "official", "llm_only")
+README_BEGIN, README_END = "<!-- entries -->", "<!-- /entries -->"
+README_COLUMNS = ["system", "algo", "concurrency", "tok/s", "tpot p50 / p99 ms", "e2el ms", "LLM tokens", "quality",
+                  *(f"over {name}" for name in BASELINES), "seconds", "date"]
 _KIND = {"measured": "Measured", "emulated": "Emulated: models are waited for, not run", "paper": "From the paper"}
 
 
@@ -80,6 +83,26 @@ def command(entry: Entry) -> str:
     return str(entry.summary["provenance"]["command"])
 
 
+def readme(text: str, entries: Sequence[Entry]) -> str:
+    """The README's text with the table of all measured entries on the embedded models between its two marks."""
+    before, mark, rest = text.partition(README_BEGIN)
+    _, end, after = rest.partition(README_END)
+    if not mark or not end:
+        return text
+    rows = []
+    shown = [e for e in entries if e.evidence == "measured" and e.embedded]
+    for entry in sorted(shown, key=lambda e: (e.summary["load"]["concurrency"], -e.summary["output_throughput"])):
+        s = entry.summary
+        rows.append({
+            "concurrency": s["load"]["concurrency"], **columns(entry),
+            "e2el ms": f"{s['mean_e2el_ms']:,.0f}", "seconds": f"{s['duration_s']:.0f}"})
+    table = pd.DataFrame(rows)[README_COLUMNS] if rows else pd.DataFrame(columns=README_COLUMNS)
+    # Without padding, so that one row more changes one line.
+    lines = ["| " + " | ".join(cells) + " |" for cells in (
+        README_COLUMNS, ["---"] * len(README_COLUMNS), *(map(str, row) for row in table.itertuples(index=False)))]
+    return f"{before}{mark}\n{chr(10).join(lines)}\n{end}{after}"
+
+
 def html(entries: Sequence[Entry]) -> str:
     from itables import options
     from itables.javascript import generate_init_offline_itables_html, to_html_datatable
@@ -131,6 +154,8 @@ def write(root: Path = ROOT) -> None:
     entries = load_entries(root)
     write_text(root.parent / "LEADERBOARD.md", markdown(entries))
     write_text(root.parent / "LEADERBOARD.html", html(entries))
+    if (front := root.parents[1] / "README.md").is_file():
+        write_text(front, readme(front.read_text(), entries))
 
 
 def _data(embedded: bool) -> str:

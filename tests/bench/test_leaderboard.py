@@ -9,7 +9,7 @@ import pytest
 
 from bench import submit as submitting
 from bench.entries import ROOT, load_entries
-from bench.leaderboard import html, markdown, write
+from bench.leaderboard import html, markdown, readme, write
 from bench.submit import submit
 from tests.bench.test_report import summary as shown
 from tokenrouter.core import InputError
@@ -112,6 +112,14 @@ def test_committed_table_is_that_of_the_committed_entries() -> None:
     page = (ROOT.parent / "LEADERBOARD.html").read_text()
     for entry in load_entries():
         assert f"{entry.summary['output_throughput']:,.0f}" in page
+
+
+def test_the_readme_shows_the_committed_entries(tmp_path: Path) -> None:
+    text = (ROOT.parents[1] / "README.md").read_text()
+    assert readme(text, load_entries()) == text
+    entry = load_entries()[0]
+    assert f"| {entry.summary['output_throughput']:,.0f} |" in text
+    assert readme(text, []) != text
 
 
 def test_every_committed_entry_would_be_accepted_again() -> None:
