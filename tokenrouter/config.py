@@ -137,8 +137,13 @@ def _describe(node: Any) -> str:
 def _unknown(keys: list[str], schema: type, open_sections: frozenset[str], value: str = "") -> str:
     """One line on a field that the schema, or the yaml of an open section, does not have."""
     node = _at(keys[:-1], schema)
-    if isinstance(node, inspect.StructType) and keys[0] not in open_sections:
-        allowed = f"one of {', '.join(field.encode_name for field in node.fields)}"
+    optional = _option(node, inspect.StructType)
+    if isinstance(optional, inspect.StructType) and keys[0] not in open_sections:
+        names = [field.encode_name for field in optional.fields]
+        allowed = f"one of {', '.join(names)}"
+        if optional is not node and keys[-1] in names:  # Hydra does not enter what is null
+            section = ".".join(keys[:-1])
+            return f"{'.'.join(keys)}{value}: {section} is null; allowed is {section}={{{keys[-1]}: {value[1:]}}}"
     else:
         allowed = f"a field that the yaml in conf/{keys[0]}/ has"
     return f"{'.'.join(keys)}{value}: unknown; allowed is {allowed}"
@@ -148,8 +153,7 @@ def _at(keys: list[str], schema: type) -> Any:
     """msgspec's description of the type at a path of fields, None where the schema does not go."""
     node: Any = inspect.type_info(schema)
     for key in keys:
-        if isinstance(node, inspect.UnionType):
-            node = next((option for option in node.types if isinstance(option, inspect.ListType)), None)
+        node = _option(node, inspect.ListType if key.isdecimal() else inspect.StructType)
         if isinstance(node, inspect.StructType):
             node = next((field.type for field in node.fields if field.encode_name == key), None)
         elif isinstance(node, inspect.DictType):
@@ -159,3 +163,12 @@ def _at(keys: list[str], schema: type) -> Any:
         else:
             return None
     return node
+
+
+def _option(node: Any, kind: type) -> Any:
+    """Of a union the option of this kind, or else the first that has parts; what is no union as it is."""
+    if not isinstance(node, inspect.UnionType):
+        return node
+    parts = [option for option in node.types
+             if isinstance(option, inspect.StructType | inspect.ListType | inspect.DictType)]
+    return next((option for option in parts if isinstance(option, kind)), parts[0] if parts else None)
