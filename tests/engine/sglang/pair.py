@@ -1,6 +1,6 @@
 """A model over two processes, in a process of its own, as SGLang keeps one engine a process.
 
-`python -m tests.engine.sglang.pair` answers one line of JSON, and then waits to be told to `step` on, or for its end.
+`python -m tests.engine.sglang.pair SERVER_ARGS` answers one line of JSON, and then appends each token that it reads.
 """
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def answers(engine: SglangEngine) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    engine = SglangEngine(str(path("large")), capacity_tokens=CAPACITY, max_sequences=4, tp_size=2)
+    engine = SglangEngine(str(path("large")), capacity_tokens=CAPACITY, max_sequences=4, tp_size=2,
+                          server_args=json.loads(sys.argv[1]))
     made = answers(engine) | {"followers": engine._runtime.followers.pids}
     print(json.dumps(made), flush=True)
     engine.open("d", LONG)
