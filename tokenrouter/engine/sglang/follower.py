@@ -5,6 +5,7 @@ docs/engines.md has an example.
 """
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Any
@@ -77,6 +78,8 @@ def main(text: str) -> None:
     torch.set_num_threads(spec.threads)
     follower = Follower(Runtime(spec.options, spec.shard))
     channel = c.Channel()
+    gc.collect()
+    gc.freeze()  # as rank 0's process does: a collection here would be one for all
     while True:
         for call in channel.receive():
             follower.repeat(call)

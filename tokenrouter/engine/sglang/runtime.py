@@ -110,6 +110,8 @@ class Runtime:
             "skip_tokenizer_init": True, "grammar_backend": "none", "tp_size": shard.size, "nccl_port": shard.port,
             "nnodes": shard.nodes, "node_rank": shard.rank // shard.local_size,
         }  # fmt: skip
+        if shard.nodes == 1:  # it is for a model that is on several machines
+            arguments["dist_init_addr"] = None
         threads = torch.get_num_threads()
         try:
             args = ServerArgs(**arguments)
@@ -289,7 +291,8 @@ class Runtime:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[B] -> [B, H]; rank 0 says of which tokens, the others only of how many."""
-        token_ids = self._group.broadcast(token_ids, src=0)  # on the device: its values may not be known here yet
+        # On the device: rank 0's host may not know the values yet.
+        token_ids = self._group.broadcast(token_ids.long().contiguous(), src=0)
         embedded: torch.Tensor = self._model.model.embed_tokens(token_ids)
         return embedded
 
