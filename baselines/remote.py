@@ -133,7 +133,7 @@ def make_host(spec: ClusterSpec, role: int, style: Style) -> Host:
     from tokenrouter.engine import load_engine
 
     model, engine = spec.models[role], spec.engine
-    options = {**engine.options, "prefix_cache": style.prefix_cache}
+    options = {**engine.options_of(model.name), "prefix_cache": style.prefix_cache}
     loaded = load_engine(
         engine.kind, path=model.path, revision=model.revision, device=model.device, dtype=model.dtype,
         load_format=model.load_format, capacity_tokens=plan_capacity(spec)[role], **options)

@@ -64,7 +64,7 @@ def cluster_spec(config: RunConfig, values: Mapping[str, Any]) -> ClusterSpec:
     algorithm of its own.
     """
     roles = roles_of(config)
-    models = model_specs(config.models, roles, config.algo.name, config.engine.kind, config.hardware.device)
+    models = model_specs(config.models, roles, config.algo.name, config.engine, config.hardware.device)
     routers, entry = config.algo.roles, config.algo.entry
     if config.system.only is not None:
         routers, entry = {roles[0]: {"_target_": "tokenrouter.interface.StayRouter"}}, roles[0]

@@ -4,11 +4,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from transformers import Qwen3Config
 
 from tests.engine.conftest import MakeModel
 from tests.engine.drive import plain_model
 from tokenrouter.core import InputError
-from tokenrouter.engine.memory import Footprint, footprint, joint_capacity
+from tokenrouter.engine.memory import Footprint, check_shards, footprint, joint_capacity
 from tokenrouter.engine.torch.engine import TorchEngine
 
 # Qwen3 of two layers: embeddings 300 x 64, tied; a layer has q 64 x 64, k and v 32 x 64, o 64 x 64, three of 96 x 64,
@@ -66,6 +67,16 @@ def test_bytes_per_token_are_the_engines(family: str, make_model: MakeModel) -> 
     path = make_model(family)
     info = TorchEngine(path, load_format="dummy", runner="hf", capacity_tokens=64).info
     assert footprint(path, "float32").bytes_per_token == info.bytes_per_token
+
+
+@pytest.mark.parametrize(("heads", "key_heads", "allowed"), [
+    (4, 2, "1, 2, 4"), (3, 1, "1, 3"), (12, 4, "1, 2, 4, 12"), (12, 12, "1, 2, 3, 4, 6, 12")])
+def test_heads_divide_evenly(tmp_path: Path, heads: int, key_heads: int, allowed: str) -> None:
+    Qwen3Config(num_attention_heads=heads, num_key_value_heads=key_heads).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=rf"tp=5: .* {heads} attention heads and {key_heads} key heads .* {allowed}$"):
+        check_shards("tp", tmp_path, 5)
+    for tp in map(int, allowed.split(", ")):
+        check_shards("tp", tmp_path, tp)
 
 
 def test_bad_values(make_model: MakeModel) -> None:

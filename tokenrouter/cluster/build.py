@@ -9,19 +9,24 @@ from transformers import PreTrainedTokenizerBase
 
 from tokenrouter.cluster.models import check_vocabularies, load_tokenizer, locate
 from tokenrouter.cluster.spec import HardwareSpec, ModelSpec
-from tokenrouter.config import HardwareConfig, ModelsConfig
+from tokenrouter.config import EngineConfig, HardwareConfig, ModelsConfig
 from tokenrouter.core import InputError
 
 
 def model_specs(
-    models: ModelsConfig, roles: Sequence[str], algorithm: str, engine: str, device: str
+    models: ModelsConfig, roles: Sequence[str], algorithm: str, engine: EngineConfig, device: str
 ) -> list[ModelSpec]:
     """The subservers' models, one for each of `roles`, which are those of `algorithm`."""
+    sizes = engine.options.get("tp_size")
+    for name, size in sizes.items() if isinstance(sizes, dict) else ():
+        if name not in models.roles:
+            raise InputError(f"engine.options.tp_size.{name}={size!r}: allowed are the roles of models={models.name}: "
+                             f"{', '.join(models.roles)}")
     for role in roles:
         if role not in models.roles:
             raise InputError(f"models={models.name}: has no model for the role {role!r} of algo={algorithm}; allowed "
                              f"is a group with the roles {list(roles)}, this one has {list(models.roles)}")
-    return [ModelSpec(name=role, path=_locate(models, role, engine), revision=models.roles[role].revision,
+    return [ModelSpec(name=role, path=_locate(models, role, engine.kind), revision=models.roles[role].revision,
                       device=device, dtype=models.roles[role].dtype, load_format=models.load_format) for role in roles]
 
 

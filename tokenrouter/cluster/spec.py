@@ -65,6 +65,20 @@ class EngineSpec(msgspec.Struct, kw_only=True):
     max_batch: int = 64
     chunk_tokens: int = 512
 
+    def tp_size(self, model: str) -> int:
+        """How many devices the model of that name is divided among. `options.tp_size`: a number for all models, or
+        numbers by their names, 1 for those that are not named. InputError if it is neither."""
+        field, sizes = "engine.options.tp_size", self.options.get("tp_size", 1)
+        if isinstance(sizes, dict):
+            field, sizes = f"{field}.{model}", sizes.get(model, 1)
+        if type(sizes) is not int or sizes < 1:
+            raise InputError(f"{field}={sizes!r}: allowed is 1 or more, a number for all models or one by each name")
+        return sizes
+
+    def options_of(self, model: str) -> dict[str, Any]:
+        """The engine's options for the model of that name."""
+        return self.options | ({"tp_size": self.tp_size(model)} if "tp_size" in self.options else {})
+
 
 class LinkSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """An emulated link between machines: what one subserver sends another goes out at `gbytes_per_s`, and is there
@@ -133,6 +147,10 @@ class ClusterSpec(msgspec.Struct, kw_only=True):
         for name in ("max_batch", "chunk_tokens"):
             if getattr(self.engine, name) < 1:
                 raise InputError(f"engine.{name}={getattr(self.engine, name)}: allowed is >= 1")
+        if "tp_size" in self.engine.options and self.engine.kind != "sglang":
+            raise InputError(f"engine.options.tp_size={self.engine.options['tp_size']!r}: allowed with engine=sglang")
+        for model in self.models:
+            self.engine.tp_size(model.name)
         self.hardware.check(count)
         names = [algorithm.name for algorithm in self.algorithms]
         if len(set(names)) != len(names) or not names:

@@ -42,6 +42,17 @@ def footprint(model: Any, dtype: str, tp: int = 1) -> Footprint:
     return Footprint(weights, size * text.num_hidden_layers * shard_heads * (key_dim + value_dim))
 
 
+def check_shards(field: str, model: str | Path, tp: int) -> None:
+    """InputError, in the name of `field`, unless the model's heads can be divided among `tp` shards: attention heads
+    evenly, key heads evenly or each of them to as many shards."""
+    text = _config(model).get_text_config()
+    heads, (key_heads, _, _) = text.num_attention_heads, _kv_shape(text)
+    allowed = [n for n in range(1, heads + 1) if not heads % n and not (key_heads % n and n % key_heads)]
+    if tp not in allowed:
+        raise InputError(f"{field}={tp}: allowed for {str(model)!r} with {heads} attention heads and {key_heads} key "
+                         f"heads is one of {', '.join(map(str, allowed))}")
+
+
 def joint_capacity(budget: int, models: Sequence[Footprint], *, reserve: int = 0, minimum: int = 1) -> int:
     """Tokens of KV for each of the models that share a device of `budget` bytes.
 

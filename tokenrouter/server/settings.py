@@ -89,7 +89,7 @@ def read(overrides: Sequence[str]) -> tuple[ServeConfig, ClusterSpec]:
 def cluster_spec(config: ServeConfig, algorithms: Sequence[AlgoConfig]) -> ClusterSpec:
     """One subserver for each role of any of the algorithms, and beside these each model alone."""
     roles = list(dict.fromkeys(role for algorithm in algorithms for role in algorithm.roles))
-    models = model_specs(config.models, roles, config.algo.name, config.engine.kind, config.hardware.device)
+    models = model_specs(config.models, roles, config.algo.name, config.engine, config.hardware.device)
     served = [AlgorithmSpec(name=a.name, roles=list(a.roles), routers=a.roles, entry=a.entry,
                             models=[roles.index(role) for role in a.roles]) for a in algorithms]
     names = {a.name for a in algorithms}

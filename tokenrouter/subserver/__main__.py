@@ -57,7 +57,7 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
     policy = make_policy(batching, spec.index, lambda: PlannerProcess(batching.policy))
     engine = load_engine(engine_spec.kind, path=model.path, revision=model.revision, device=model.device,
                          dtype=model.dtype, load_format=model.load_format, capacity_tokens=spec.capacity_tokens,
-                         **engine_spec.options)
+                         **engine_spec.options_of(model.name))
     info = engine.info
     context = ModelContext(engine.device, info.vocab_size, info.hidden_size, info.eos_token_ids, engine.embed)
     algorithms = [a.build() for a in spec.cluster.algorithms]

@@ -13,9 +13,10 @@ from tokenrouter.core import InputError
 from tokenrouter.engine.base import Capacity, EngineCounters, EngineOutput, ModelInfo, Row, Score
 from tokenrouter.engine.clock import Stopwatch
 from tokenrouter.engine.graphs import CudaGraphs, ScoreGraphs
-from tokenrouter.engine.memory import footprint
+from tokenrouter.engine.memory import DTYPE_BYTES, footprint
 from tokenrouter.engine.pages import common_prefix
-from tokenrouter.engine.sglang.runtime import Append, Runtime
+from tokenrouter.engine.sglang.leader import build
+from tokenrouter.engine.sglang.runtime import Append, Options
 
 SCORE_SIZES = (1, 2, 4, 8, 16, 32)  # batch sizes that routers' scores are recorded for
 
@@ -30,28 +31,33 @@ class _Sequence:
 class SglangEngine:
     """Implements tokenrouter.engine.base.Engine; one a process.
 
-    `capacity_tokens`: KV room. `max_sequences`: most that hold KV at once, those away included. `server_args`:
-    arguments of SGLang's server by their names, such as attention_backend, or the ranges of its graphs.
+    `capacity_tokens`: KV room. `max_sequences`: most that hold KV at once, those away included. `tp_size`: devices that
+    share the model, from `device` on; on a CPU, processes. `server_args`: arguments of SGLang's server by their names,
+    such as attention_backend, or the ranges of its graphs.
     """
 
     def __init__(
         self, path: str, *, revision: str | None = None, device: str = "cpu", dtype: str = "float32",
         load_format: str = "auto", capacity_tokens: int = 16384, max_sequences: int = 256, prefix_cache: bool = True,
-        server_args: Mapping[str, Any] | None = None,
+        tp_size: int = 1, server_args: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        for name, value in (("capacity_tokens", capacity_tokens), ("max_sequences", max_sequences)):
+        for name, value in (("capacity_tokens", capacity_tokens), ("options.max_sequences", max_sequences),
+                            ("options.tp_size", tp_size)):  # fmt: skip
             if value < 1:
                 raise InputError(f"engine.{name}={value}: allowed is 1 or more")
-        self._runtime = runtime = Runtime(
-            path, revision=revision, device=torch.device(device), dtype=dtype, load_format=load_format,
+        self._runtime = runtime = build(Options(
+            path=path, revision=revision, device=device, dtype=dtype, load_format=load_format,
             capacity_tokens=capacity_tokens, max_sequences=max_sequences, prefix_cache=prefix_cache,
-            server_args=server_args or {})
+            server_args=dict(server_args or {})), tp_size)
         self.device, self.asynchronous = runtime.device, runtime.device.type != "cpu"
+        whole, weights, params = footprint(path, dtype), runtime.weight_bytes, runtime.num_params
+        if tp_size > 1:  # these are of a shard
+            weights, params = whole.weight_bytes, whole.weight_bytes // DTYPE_BYTES[dtype]
         self.info = ModelInfo(
             name=Path(path).name, vocab_size=runtime.vocab_size, hidden_size=runtime.hidden_size,
             context_length=runtime.context_length, eos_token_ids=runtime.eos_token_ids,
-            num_params=runtime.num_params, dtype=dtype, weight_bytes=runtime.weight_bytes,
-            bytes_per_token=footprint(path, dtype).bytes_per_token, engine="sglang")
+            num_params=params, dtype=dtype, weight_bytes=weights,
+            bytes_per_token=whole.bytes_per_token, engine="sglang")
         self.counters = EngineCounters()
         self._prefix_cache = prefix_cache
         self._sequences: dict[str, _Sequence] = {}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+import msgspec
 import torch
 
 from tokenrouter.core import InputError
@@ -24,7 +25,8 @@ VERSION = "0.5.21"
 OURS = frozenset({
     "model_path", "revision", "load_format", "dtype", "device", "max_total_tokens", "max_running_requests",
     "disable_radix_cache", "page_size", "disable_overlap_schedule", "enable_return_hidden_states",
-    "skip_tokenizer_init", "grammar_backend", "tp_size", "dp_size", "pp_size", "speculative_algorithm",
+    "skip_tokenizer_init", "grammar_backend", "tp_size", "nccl_port", "node_rank", "dp_size", "pp_size",
+    "speculative_algorithm",
 })  # fmt: skip
 
 
@@ -39,6 +41,36 @@ def check_version() -> None:
                          "`pip install tokenrouter[sglang]` on a GPU machine, `make sglang-cpu` elsewhere")
 
 
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is loaded, and how. `device`: rank 0's; the ranks of a machine have it and those behind it."""
+
+    path: str
+    revision: str | None = None
+    device: str = "cuda"
+    dtype: str = "float32"
+    load_format: str = "auto"
+    capacity_tokens: int
+    max_sequences: int = 256
+    prefix_cache: bool = True
+    server_args: dict[str, Any] = {}
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which part of the model a process has: `rank` of `size`, on one of `nodes` machines with as many ranks each.
+
+    `port`: where the ranks of one machine meet; those of several do at SGLang's dist_init_addr.
+    """
+
+    rank: int = 0
+    size: int = 1
+    nodes: int = 1
+    port: int | None = None
+
+    @property
+    def local_size(self) -> int:
+        return self.size // self.nodes
+
+
 @dataclass(slots=True)
 class Append:
     """One sequence's part in a forward pass: `ids` are appended; the logits of its last `num_logits` are wanted."""
@@ -49,46 +81,59 @@ class Append:
 
 
 class Runtime:
-    """One a process: much of SGLang's state is global to it."""
+    """One a process: much of SGLang's state is global to it.
 
-    def __init__(
-        self, path: str, *, revision: str | None, device: torch.device, dtype: str, load_format: str,
-        capacity_tokens: int, max_sequences: int, prefix_cache: bool, server_args: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+    The ranks of a model have to be built at the same time, and to make the same calls in the same order: within a
+    layer they wait for each other.
+    """
+
+    def __init__(self, options: Options, shard: Shard) -> None:
         check_version()
+        self.options = options
+        device = torch.device(options.device)
         if device.type == "cpu":
             os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # read at SGLang's import
+            if shard.size > 1:  # or it wants a NUMA node for each rank
+                cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+                os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join([cores] * shard.size))
         logging.getLogger("sglang").setLevel(logging.ERROR)  # it warns of each model family that a CPU cannot run
         os.environ.setdefault("SGLANG_CHECK_KV_PAGE_INVARIANTS", "1")  # part of its leak checks, off by default
         from sglang.srt.managers.scheduler import Scheduler
         from sglang.srt.runtime_context import SpawnRanks, publish
         from sglang.srt.server_args import PortArgs, ServerArgs
 
-        arguments = _defaults(device) | _checked(server_args, ServerArgs) | {
-            "model_path": path, "revision": revision, "load_format": load_format, "dtype": dtype,
-            "device": device.type, "max_total_tokens": capacity_tokens, "max_running_requests": max_sequences,
-            "disable_radix_cache": not prefix_cache, "page_size": 1, "disable_overlap_schedule": True,
-            "enable_return_hidden_states": True, "skip_tokenizer_init": True, "grammar_backend": "none",
+        arguments = _defaults(device) | _checked(options.server_args, ServerArgs) | {
+            "model_path": options.path, "revision": options.revision, "load_format": options.load_format,
+            "dtype": options.dtype, "device": device.type, "max_total_tokens": options.capacity_tokens,
+            "max_running_requests": options.max_sequences, "disable_radix_cache": not options.prefix_cache,
+            "page_size": 1, "disable_overlap_schedule": True, "enable_return_hidden_states": True,
+            "skip_tokenizer_init": True, "grammar_backend": "none", "tp_size": shard.size, "nccl_port": shard.port,
+            "nnodes": shard.nodes, "node_rank": shard.rank // shard.local_size,
         }  # fmt: skip
+        if shard.nodes == 1:  # it is for a model that is on several machines
+            arguments["dist_init_addr"] = None
         threads = torch.get_num_threads()
         try:
             args = ServerArgs(**arguments)
             args.resolve_once()
             ports = PortArgs.init_new(args)
-            publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=device.index or 0))
+            gpu = (device.index or 0) + shard.rank % shard.local_size  # on a CPU: which of the sets of cores above
+            publish(args, role="scheduler", ranks=SpawnRanks(world_rank=shard.rank, gpu_id=gpu))
             self._scheduler = scheduler = Scheduler(args, ports)
         except (ValueError, OSError, TypeError) as error:
-            raise InputError(f"engine=sglang: SGLang does not start with {path!r}: {error}") from error
+            raise InputError(f"engine=sglang: SGLang does not start with {options.path!r}: {error}") from error
         torch.set_num_threads(threads)
         self.capacity: int = scheduler.max_total_num_tokens
-        if self.capacity < capacity_tokens:
-            raise InputError(f"engine.capacity_tokens={capacity_tokens}: SGLang finds room for {self.capacity} tokens; "
-                             "allowed is that, or more by engine.options.server_args.mem_fraction_static")
+        if self.capacity < options.capacity_tokens:
+            raise InputError(
+                f"engine.capacity_tokens={options.capacity_tokens}: SGLang finds room for {self.capacity} tokens; "
+                "allowed is that, or more by engine.options.server_args.mem_fraction_static")
         self.max_sequences: int = scheduler.req_to_token_pool.size
         self._runner = scheduler.tp_worker.model_runner
         self._model = self._runner.model
         self._rows, self._slots = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator
         self._cache = scheduler.tree_cache
+        self._group = scheduler.tp_group
         self.device = torch.device(self._rows.device)
         config = scheduler.model_config
         self.vocab_size: int = config.vocab_size
@@ -245,6 +290,9 @@ class Runtime:
             self._cache.unpin(req)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[B] -> [B, H]; rank 0 says of which tokens, the others only of how many."""
+        # On the device: rank 0's host may not know the values yet.
+        token_ids = self._group.broadcast(token_ids.long().contiguous(), src=0)
         embedded: torch.Tensor = self._model.model.embed_tokens(token_ids)
         return embedded
 
