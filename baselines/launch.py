@@ -5,6 +5,7 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,7 +30,7 @@ from tokenrouter.subserver.process import die_with_parent
 
 STOP_S = 10.0
 _LOOK_S, _LINE_EVERY_S = 0.5, 5.0
-_TAIL = 15  # lines of a log that are shown
+_TAIL, _ERRORS = 15, 3  # lines of a log that are shown: the last ones, and the first errors before them
 
 
 class Process:
@@ -44,11 +45,12 @@ class Process:
         self._process.start()
 
     def check(self) -> None:
-        """RuntimeError with the end of its log if it has ended."""
+        """RuntimeError with what its log says if it has ended."""
         if not self._process.is_alive():
-            lines = self._log.read_text(errors="replace").splitlines()[-_TAIL:] if self._log.exists() else []
+            lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
+            errors = [line for line in lines[:-_TAIL] if re.search(r"\w(Error|Exception): ", line)]
             ended = f"the server of {self.name} has ended, exit code {self._process.exitcode}; the end of its log:"
-            raise RuntimeError("\n  ".join([ended, *lines]))
+            raise RuntimeError("\n  ".join([ended, *dict.fromkeys(errors[:_ERRORS]), *lines[-_TAIL:]]))
 
     def healthy(self, client: httpx.Client) -> bool:
         try:
@@ -171,7 +173,7 @@ def _interpreter(python: str | None, kind: str) -> str:
         raise InputError(f"system.options.python={found!r}: cannot be started ({error})") from None
     if missing:
         raise InputError(f"system.options.python={found!r}: has no {kind}; allowed is the Python of an environment "
-                         "with it (docs/engines.md)")
+                         "with it (docs/standard-serving.md)")
     return found
 
 

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from tokenrouter.cluster.placement import GB
 from tokenrouter.cluster.spec import EngineSpec, ModelSpec
 from tokenrouter.core import InputError
+from tokenrouter.engine.memory import footprint
 
 
 class Told(NamedTuple):
@@ -98,7 +100,8 @@ class Vllm:
 
     def launch(self, model: ModelSpec, engine: EngineSpec, capacity: int, width: int, port: int, *, hidden: bool,
                core: int | None) -> Launch:
-        block = 16
+        cpu = model.device == "cpu"
+        block = 32 if cpu else 16  # the least that its attention takes: whole blocks of a prefix are found again
         options: dict[str, Any] = {
             "model": model.path, "revision": model.revision, "dtype": model.dtype, "served-model-name": "model",
             "enable-prefix-caching": True, "enable-prompt-tokens-details": True, "block-size": block,
@@ -106,8 +109,9 @@ class Vllm:
             "host": "127.0.0.1", "port": port, "disable-uvicorn-access-log": True, "no-enable-log-requests": True,
         }  # fmt: skip
         environment = {"VLLM_NO_USAGE_STATS": "1"}
-        if model.device == "cpu":
-            environment["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; the override above says how much of it is used
+        if cpu:
+            size = capacity * footprint(model.path, model.dtype).bytes_per_token
+            environment["VLLM_CPU_KVCACHE_SPACE"] = str(-(-size // GB))  # GiB; the blocks say what is used
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind" if core is None else str(core)
         return Launch(["-m", "vllm.entrypoints.openai.api_server", *flags(options)], environment)
 

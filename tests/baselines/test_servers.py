@@ -137,9 +137,12 @@ def started(folder: Path, code: str) -> Processes:
 
 
 def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
-    processes = started(tmp_path, "print('out of memory', flush=True); raise SystemExit(3)")
-    with pytest.raises(RuntimeError, match=r"of small has ended, exit code 3; the end of its log:\n  out of memory"):
+    code = "print('RuntimeError: out of memory', *range(20), 'bye', sep='\\n', flush=True); raise SystemExit(3)"
+    processes = started(tmp_path, code)
+    with pytest.raises(RuntimeError, match=r"of small has ended, exit code 3; the end of its log:") as raised:
         processes.wait(60.0)
+    lines = [line.strip() for line in str(raised.value).splitlines()]
+    assert lines[1] == "RuntimeError: out of memory" and lines[2:] == [*map(str, range(6, 20)), "bye"]
     processes.close()
 
 
