@@ -20,13 +20,14 @@ from typing import Any
 
 import httpx
 
+from baselines.become import become
 from baselines.served import ServerAt
-from baselines.servers import flags, server_of
+from baselines.servers import Sizes, flags, server_of
 from tokenrouter.cluster.models import skeleton
 from tokenrouter.cluster.placement import plan_capacity
 from tokenrouter.cluster.spec import ClusterSpec
 from tokenrouter.core import InputError
-from tokenrouter.subserver.process import die_with_parent
+from tokenrouter.engine.torch.load import context_length
 
 STOP_S = 10.0
 _LOOK_S, _LINE_EVERY_S = 0.5, 5.0
@@ -41,7 +42,7 @@ class Process:
         self.name, self.url, self._log = name, url, log
         # By a Python of ours that becomes the server: it settles in first, and no threads of this process are copied.
         self._process: BaseProcess = multiprocessing.get_context("spawn").Process(
-            target=_become, args=(command, dict(environment), core, str(log), os.getpid()), daemon=True, name=name)
+            target=become, args=(command, dict(environment), core, str(log), os.getpid()), daemon=True, name=name)
         self._process.start()
 
     def check(self) -> None:
@@ -74,18 +75,6 @@ class Process:
             return
         if self._process.is_alive():
             os.kill(self._process.pid, number)
-
-
-def _become(command: list[str], environment: dict[str, str], core: int | None, log: str, parent: int) -> None:
-    """The process's main: another program, which does not outlive `parent`."""
-    os.setsid()
-    die_with_parent(parent)
-    if core is not None:
-        os.sched_setaffinity(0, {core})
-    output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    os.execve(command[0], command, environment)
 
 
 class Processes:
@@ -155,9 +144,9 @@ def _start(
     hidden = "hidden_states" in algorithm.router(algorithm.roles[role]).needs
     pin, threads, port = spec.hardware.pin, spec.hardware.threads, _free_port()
     core = pin[role % len(pin)] if pin else None
-    vocab_size = skeleton(model.path, model.revision).config.get_text_config().vocab_size
-    launch = server_of(kind).launch(
-        model, spec.engine, plan_capacity(spec)[role], vocab_size, port, hidden=hidden, core=core)
+    config = skeleton(model.path, model.revision).config.get_text_config()
+    sizes = Sizes(plan_capacity(spec)[role], context_length(config), config.vocab_size)
+    launch = server_of(kind).launch(model, spec.engine, sizes, port, hidden=hidden, core=core)
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)} | launch.environment
     return Process(model.name, [python, *launch.arguments, *flags(server_args)], environment, core,
                    folder / f"{role}.log", f"http://127.0.0.1:{port}")

@@ -29,6 +29,14 @@ class Told(NamedTuple):
     seconds: float | None
 
 
+class Sizes(NamedTuple):
+    """In tokens: KV of a server, the longest sequence of its model, and its vocabulary."""
+
+    capacity: int
+    context: int
+    vocabulary: int
+
+
 class Launch(NamedTuple):
     """`arguments` of the Python that has the server, and what is to be in its environment."""
 
@@ -41,9 +49,9 @@ class Server(Protocol):
     hidden_states: bool  # whether it can give them
     path: str  # to which a call is posted
 
-    def launch(self, model: ModelSpec, engine: EngineSpec, capacity: int, width: int, port: int, *, hidden: bool,
+    def launch(self, model: ModelSpec, engine: EngineSpec, sizes: Sizes, port: int, *, hidden: bool,
                core: int | None) -> Launch:
-        """For KV of `capacity` tokens and calls that ask for up to `width` log-probabilities. `core`: where it runs."""
+        """`hidden`: whether it is to give hidden states. `core`: where it runs."""
 
     def body(self, ids: Sequence[int], width: int, *, hidden: bool) -> dict[str, Any]:
         """A call: the next token after `ids`, the log-probabilities of the `width` likeliest."""
@@ -56,11 +64,11 @@ class Sglang:
     hidden_states = True
     path = "/generate"
 
-    def launch(self, model: ModelSpec, engine: EngineSpec, capacity: int, width: int, port: int, *, hidden: bool,
+    def launch(self, model: ModelSpec, engine: EngineSpec, sizes: Sizes, port: int, *, hidden: bool,
                core: int | None) -> Launch:
         options: dict[str, Any] = {
             "model-path": model.path, "revision": model.revision, "dtype": model.dtype, "device": model.device,
-            "skip-tokenizer-init": True, "max-total-tokens": capacity, "max-running-requests": engine.max_batch,
+            "skip-tokenizer-init": True, "max-total-tokens": sizes.capacity, "max-running-requests": engine.max_batch,
             "chunked-prefill-size": engine.chunk_tokens, "enable-return-hidden-states": hidden, "host": "127.0.0.1",
             "port": port, "log-level": "warning",
         }  # fmt: skip
@@ -98,19 +106,21 @@ class Vllm:
     hidden_states = False
     path = "/v1/completions"
 
-    def launch(self, model: ModelSpec, engine: EngineSpec, capacity: int, width: int, port: int, *, hidden: bool,
+    def launch(self, model: ModelSpec, engine: EngineSpec, sizes: Sizes, port: int, *, hidden: bool,
                core: int | None) -> Launch:
         cpu = model.device == "cpu"
         block = 32 if cpu else 16  # the least that its attention takes: whole blocks of a prefix are found again
         options: dict[str, Any] = {
             "model": model.path, "revision": model.revision, "dtype": model.dtype, "served-model-name": "model",
             "enable-prefix-caching": True, "enable-prompt-tokens-details": True, "block-size": block,
-            "num-gpu-blocks-override": capacity // block, "max-num-seqs": engine.max_batch, "max-logprobs": width,
-            "host": "127.0.0.1", "port": port, "disable-uvicorn-access-log": True, "no-enable-log-requests": True,
+            "num-gpu-blocks-override": -(-sizes.capacity // block),
+            "max-model-len": min(sizes.context, sizes.capacity), "max-num-seqs": engine.max_batch,
+            "max-logprobs": sizes.vocabulary, "host": "127.0.0.1", "port": port, "disable-uvicorn-access-log": True,
+            "no-enable-log-requests": True,
         }  # fmt: skip
         environment = {"VLLM_NO_USAGE_STATS": "1"}
         if cpu:
-            size = capacity * footprint(model.path, model.dtype).bytes_per_token
+            size = sizes.capacity * footprint(model.path, model.dtype).bytes_per_token
             environment["VLLM_CPU_KVCACHE_SPACE"] = str(-(-size // GB))  # GiB; the blocks say what is used
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind" if core is None else str(core)
         return Launch(["-m", "vllm.entrypoints.openai.api_server", *flags(options)], environment)
