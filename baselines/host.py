@@ -63,7 +63,7 @@ class Steps(Protocol):
         """Forget requests, of which it may have heard or not."""
 
 
-class Desk:
+class Routing:
     """The requests at one model: what has come of them, how their proposals are drawn, and what its router answers.
 
     It never asks where logits come from.
@@ -118,19 +118,19 @@ class Host:
         self._chunk = chunk_tokens
         self._parts = dict.fromkeys(PARTS, 0.0)
         self._open: set[str] = set()
-        self._desk = Desk(router, ModelContext(
+        self._routing = Routing(router, ModelContext(
             engine.device, info.vocab_size, info.hidden_size, info.eos_token_ids, engine.embed))
 
     def start(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._desk.start(vocab_size, eos_token_ids)
+        self._routing.start(vocab_size, eos_token_ids)
 
     @torch.inference_mode()
     def step(self, asks: Sequence[Ask]) -> Reply:
         self._parts = dict.fromkeys(PARTS, 0.0)
-        requests = [self._desk.take(ask) for ask in asks]
+        requests = [self._routing.take(ask) for ask in asks]
         output, tokens = self._forward(requests)
         began = time.perf_counter()
-        chosen, routed = self._desk.answer(requests, output.logits, output.hidden)
+        chosen, routed = self._routing.answer(requests, output.logits, output.hidden)
         logprobs = output.logits.log_softmax(dim=-1).tolist() if self._logprobs else [None] * len(asks)
         self._note("sampling and routing", began)
         began = time.perf_counter()
@@ -143,12 +143,12 @@ class Host:
 
     def append(self, asks: Sequence[Ask]) -> None:
         for ask in asks:
-            self._desk.take(ask)
+            self._routing.take(ask)
 
     def end(self, rids: Sequence[str]) -> None:
         for rid in rids:
             self._drop(rid)
-            self._desk.forget(rid)
+            self._routing.forget(rid)
 
     def _forward(self, requests: Sequence[Request]) -> tuple[EngineOutput, int]:
         """One pass that appends to each request's KV what it lacks; long prefixes go ahead in chunks."""
@@ -186,4 +186,4 @@ class Host:
     def _drop(self, rid: str) -> None:
         if rid in self._open:
             self._open.remove(rid)
-            self._engine.free(rid, self._desk.ids(rid)[: self._engine.kv_len(rid)])
+            self._engine.free(rid, self._routing.ids(rid)[: self._engine.kv_len(rid)])

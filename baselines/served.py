@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import torch
 
-from baselines.host import Answer, Ask, Desk, Reply
+from baselines.host import Answer, Ask, Reply, Routing
 from baselines.servers import SERVERS, Server, Told, server_of
 from tokenrouter.cluster.models import context, output_table, skeleton
 from tokenrouter.cluster.placement import plan_capacity
@@ -44,7 +44,7 @@ class ServedHost:
         assert known is not None  # it is downloaded if need be
         self.info = _info(model, self._server)
         self.capacity = plan_capacity(spec)[role]
-        self._desk = Desk(router, known)
+        self._routing = Routing(router, known)
         self._hidden = "hidden_states" in router.needs
         self._head = output_table(model.path, model.revision) if self._hidden and router.top_logits != 0 else None
         self._client = httpx.Client(  # not verify: certificates, which take long to load
@@ -52,27 +52,27 @@ class ServedHost:
         self._one = threading.Lock()  # of the router, which is written for one thread
 
     def start(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._desk.start(vocab_size, eos_token_ids)
+        self._routing.start(vocab_size, eos_token_ids)
 
     def append(self, asks: Sequence[Ask]) -> None:
         for ask in asks:
-            self._desk.take(ask)
+            self._routing.take(ask)
 
     def end(self, rids: Sequence[str]) -> None:
         for rid in rids:
-            self._desk.forget(rid)
+            self._routing.forget(rid)
 
     @torch.inference_mode()
     def step(self, asks: Sequence[Ask]) -> Reply:
         """Of one request. The part "inference" is the time in the server where it tells that, else the whole call."""
-        [request] = [self._desk.take(ask) for ask in asks]
+        [request] = [self._routing.take(ask) for ask in asks]
         began = time.perf_counter()
-        told = self._call(request.ids, width(self._desk.router, request.sampling, self.info.vocab_size,
-                                             self._desk.vocab_size))
+        told = self._call(request.ids, width(self._routing.router, request.sampling, self.info.vocab_size,
+                                             self._routing.vocab_size))
         called = time.perf_counter()
         with self._one:
             hidden = torch.tensor([told.hidden]) if self._hidden else None
-            [token], [destination] = self._desk.answer([request], self._logits(told, hidden), hidden)
+            [token], [destination] = self._routing.answer([request], self._logits(told, hidden), hidden)
         parts = {"inference": told.seconds or called - began, "sampling and routing": time.perf_counter() - called}
         return Reply([Answer(token, destination)], told.computed, parts)
 
