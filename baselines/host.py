@@ -63,6 +63,49 @@ class Steps(Protocol):
         """Forget requests, of which it may have heard or not."""
 
 
+class Routing:
+    """The requests at one model: what has come of them, how their proposals are drawn, and what its router answers.
+
+    It never asks where logits come from.
+    """
+
+    def __init__(self, router: BaseRouter, model: ModelContext) -> None:
+        self.router = router
+        self.vocab_size, self._eos = model.vocab_size, frozenset(model.eos_token_ids)
+        self._requests: dict[str, Request] = {}
+        router.setup(model)
+
+    def start(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """As Steps.start."""
+        self.vocab_size, self._eos = vocab_size, frozenset(eos_token_ids)
+
+    def take(self, ask: Ask) -> Request:
+        request = self._requests.get(ask.rid)
+        if request is None:
+            role, roles = self.router.role, len(self.router.roles)
+            request = self._requests[ask.rid] = Request(
+                ask.rid, 0, 0, role, role, ask.sampling, ask.params, [], ask.prompt_len, [0] * roles)
+        request.ids[ask.start :] = ask.ids
+        request.authors[max(0, ask.start - ask.prompt_len) :] = ask.authors
+        return request
+
+    def answer(
+        self, requests: Sequence[Request], logits: torch.Tensor, hidden: torch.Tensor | None
+    ) -> tuple[list[int], list[int]]:
+        """[B, V] raw logits and [B, H] hidden states -> B proposals, and the router's destinations for them."""
+        router = self.router
+        proposals = propose(requests, [router] * len(requests), logits, self.vocab_size, self._eos)
+        seen = hidden if "hidden_states" in router.needs else None
+        result = StepResult(proposals.tokens, LogitsOutput(logits, seen), proposals.views, self.vocab_size)
+        return proposals.tokens.tolist(), router.route(result).tolist()
+
+    def ids(self, rid: str) -> list[int]:
+        return self._requests[rid].ids
+
+    def forget(self, rid: str) -> None:
+        self._requests.pop(rid, None)
+
+
 class Host:
     """`Steps` in this process. Without `keep`, a request's KV is dropped after each step."""
 
@@ -71,29 +114,23 @@ class Host:
     ) -> None:
         info = self.info = engine.info
         self.capacity = engine.capacity().total
-        self._engine, self._router, self._keep, self._logprobs = engine, router, keep, logprobs
+        self._engine, self._keep, self._logprobs = engine, keep, logprobs
         self._chunk = chunk_tokens
-        self._vocab_size, self._eos = info.vocab_size, frozenset(info.eos_token_ids)
         self._parts = dict.fromkeys(PARTS, 0.0)
-        self._requests: dict[str, Request] = {}
         self._open: set[str] = set()
-        router.setup(ModelContext(engine.device, info.vocab_size, info.hidden_size, info.eos_token_ids, engine.embed))
+        self._routing = Routing(router, ModelContext(
+            engine.device, info.vocab_size, info.hidden_size, info.eos_token_ids, engine.embed))
 
     def start(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._vocab_size, self._eos = vocab_size, frozenset(eos_token_ids)
+        self._routing.start(vocab_size, eos_token_ids)
 
     @torch.inference_mode()
     def step(self, asks: Sequence[Ask]) -> Reply:
         self._parts = dict.fromkeys(PARTS, 0.0)
-        requests = [self._take(ask) for ask in asks]
+        requests = [self._routing.take(ask) for ask in asks]
         output, tokens = self._forward(requests)
         began = time.perf_counter()
-        router = self._router
-        proposals = propose(requests, [router] * len(requests), output.logits, self._vocab_size, self._eos)
-        chosen = proposals.tokens.tolist()
-        hidden = output.hidden if "hidden_states" in router.needs else None
-        routed = router.route(StepResult(
-            proposals.tokens, LogitsOutput(output.logits, hidden), proposals.views, self._vocab_size)).tolist()
+        chosen, routed = self._routing.answer(requests, output.logits, output.hidden)
         logprobs = output.logits.log_softmax(dim=-1).tolist() if self._logprobs else [None] * len(asks)
         self._note("sampling and routing", began)
         began = time.perf_counter()
@@ -106,22 +143,12 @@ class Host:
 
     def append(self, asks: Sequence[Ask]) -> None:
         for ask in asks:
-            self._take(ask)
+            self._routing.take(ask)
 
     def end(self, rids: Sequence[str]) -> None:
         for rid in rids:
             self._drop(rid)
-            self._requests.pop(rid, None)
-
-    def _take(self, ask: Ask) -> Request:
-        request = self._requests.get(ask.rid)
-        if request is None:
-            role, roles = self._router.role, len(self._router.roles)
-            request = self._requests[ask.rid] = Request(
-                ask.rid, 0, 0, role, role, ask.sampling, ask.params, [], ask.prompt_len, [0] * roles)
-        request.ids[ask.start :] = ask.ids
-        request.authors[max(0, ask.start - ask.prompt_len) :] = ask.authors
-        return request
+            self._routing.forget(rid)
 
     def _forward(self, requests: Sequence[Request]) -> tuple[EngineOutput, int]:
         """One pass that appends to each request's KV what it lacks; long prefixes go ahead in chunks."""
@@ -159,4 +186,4 @@ class Host:
     def _drop(self, rid: str) -> None:
         if rid in self._open:
             self._open.remove(rid)
-            self._engine.free(rid, self._requests[rid].ids[: self._engine.kv_len(rid)])
+            self._engine.free(rid, self._routing.ids(rid)[: self._engine.kv_len(rid)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -18,6 +18,7 @@ from baselines.course import Course, Ended, Tokens
 from baselines.host import Steps
 from baselines.lockstep import Emit, Lockstep
 from baselines.remote import HttpHost, RemoteHost, failure, make_host, settle_in
+from baselines.served import ServedHost, ServerAt
 from baselines.styles import CLIENTS, Style
 from tokenrouter.cluster.spec import ClusterSpec
 from tokenrouter.core import FinishReason, InputError, SamplingParams
@@ -66,18 +67,23 @@ _Told = _Ready | _Report | _Failed | Tokens | Ended
 class OfficialService:
     """The driver's side. What executes is in a process of its own, as the driver must not slow it.
 
-    `clients`: how many requests can be expected at once.
+    `clients`: how many requests can be expected at once. `servers`: one a role, where other programs host the models;
+    `watch` raises RuntimeError when one of them has ended.
     """
 
-    def __init__(self, spec: ClusterSpec, style: Style, clients: int) -> None:
+    def __init__(
+        self, spec: ClusterSpec, style: Style, clients: int, servers: Sequence[ServerAt] = (),
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         # Not a daemon, which could have no children; it ends with the pipe.
         self._process: BaseProcess = context.Process(
-            target=_run, args=(theirs, msgspec.json.encode(spec), msgspec.json.encode(style), clients), name="official")
+            target=_run, name="official",
+            args=(theirs, msgspec.json.encode(spec), msgspec.json.encode(style), clients, list(servers)))
         self._process.start()
         theirs.close()
-        self._count = 0
+        self._count, self._watch = 0, watch
         self._events: list[frontend.Event] = []
         self._reports: list[dict[str, Any]] | None = None
         self.models: list[ModelInfo] = []
@@ -97,6 +103,7 @@ class OfficialService:
         self._send(_Abort(rid))
 
     def poll(self, timeout_s: float) -> list[frontend.Event]:
+        self._watch()
         if not self._events:
             self._receive(timeout_s)
         events, self._events = self._events, []
@@ -152,19 +159,27 @@ class OfficialService:
 
 
 @contextmanager
-def serve(spec: ClusterSpec, style: Style, clients: int) -> Iterator[OfficialService]:
-    algorithm = spec.algorithms[0].build()
-    if any(algorithm.router(role).drafts for role in algorithm.roles):
-        raise InputError(f"algo={algorithm.name}: makes drafts; allowed with this system are algorithms that decide "
-                         "about each token by itself")
-    service = OfficialService(spec, style, clients)
+def serve(
+    spec: ClusterSpec, style: Style, clients: int, servers: Sequence[ServerAt] = (),
+    watch: Callable[[], None] = lambda: None,
+) -> Iterator[OfficialService]:
+    """Arguments as OfficialService's."""
+    refuse_drafts(spec)
+    service = OfficialService(spec, style, clients, servers, watch)
     try:
         yield service
     finally:
         service.close()
 
 
-def _run(pipe: Connection, spec_json: bytes, style_json: bytes, clients: int) -> None:
+def refuse_drafts(spec: ClusterSpec) -> None:
+    algorithm = spec.algorithms[0].build()
+    if any(algorithm.router(role).drafts for role in algorithm.roles):
+        raise InputError(f"algo={algorithm.name}: makes drafts; allowed with this system are algorithms that decide "
+                         "about each token by itself")
+
+
+def _run(pipe: Connection, spec_json: bytes, style_json: bytes, clients: int, servers: Sequence[ServerAt]) -> None:
     """The executing process's main."""
 
     one = threading.Lock()
@@ -175,7 +190,7 @@ def _run(pipe: Connection, spec_json: bytes, style_json: bytes, clients: int) ->
 
     try:
         spec, style = msgspec.json.decode(spec_json, type=ClusterSpec), msgspec.json.decode(style_json, type=Style)
-        _Execution(spec, style, clients, send).run(pipe)
+        _Execution(spec, style, clients, servers, send).run(pipe)
     except (EOFError, OSError):  # the driver is gone
         pass
     except Exception as error:
@@ -184,11 +199,13 @@ def _run(pipe: Connection, spec_json: bytes, style_json: bytes, clients: int) ->
 
 
 class _Execution:
-    def __init__(self, spec: ClusterSpec, style: Style, clients: int, send: Any) -> None:
+    def __init__(
+        self, spec: ClusterSpec, style: Style, clients: int, servers: Sequence[ServerAt], send: Any
+    ) -> None:
         settle_in(spec, 0)
         self._send = send
         self._algorithm = spec.algorithms[0].build()
-        self._hosts = _hosts(spec, style)
+        self._hosts = _hosts(spec, style, servers)
         infos = [host.info for host in self._hosts]
         vocab_size = min(info.vocab_size for info in infos)
         self._eos = frozenset(token for info in infos for token in info.eos_token_ids)
@@ -246,7 +263,9 @@ def make_executor(
     return Lockstep(hosts, style, stats, emit, max_batch=max_batch, clients=clients)
 
 
-def _hosts(spec: ClusterSpec, style: Style) -> list[Steps]:
+def _hosts(spec: ClusterSpec, style: Style, servers: Sequence[ServerAt]) -> list[Steps]:
+    if servers:
+        return [ServedHost(spec, role, at) for role, at in enumerate(servers)]
     roles = range(len(spec.algorithms[0].roles))
     if style.hosts == "together":
         return [make_host(spec, role, style) for role in roles]

@@ -199,6 +199,7 @@ class BaseRouter:
 
     params: ClassVar[tuple[Param, ...]] = ()
     needs: ClassVar[frozenset[str]] = frozenset()  # of {"hidden_states"}
+    top_logits: int | None = None  # how many of the likeliest tokens' logits route looks at; None: at all
     handoff: ClassVar[Literal["regenerate", "keep"]] = "regenerate"
     drafts: ClassVar[bool] = False  # what stays here is drafted, not accepted, and a peer verifies it
     peers: ClassVar[int] = 0  # other roles that it needs at the least, to send requests to
@@ -258,11 +259,14 @@ class BaseRouter:
 class StayRouter(BaseRouter):
     """Never leaves: the router of a single model."""
 
+    top_logits = 0
+
 
 class ReturnAfterOne(BaseRouter):
     """The large side of CITER, R2R and Co-LLM: keep one token, then hand back (paper Table 1)."""
 
     handoff = "keep"
+    top_logits = 0
     peers = 1
 
     def route(self, result: StepResult) -> torch.Tensor:

@@ -33,6 +33,7 @@ from zoo.router_checks import (
     batch_equals_single,
     broken_numbers_are_survived,
     extend_and_decode_agree,
+    no_logits_but_the_declared,
     parameters_are_checked,
 )
 from zoo.walk import Record
@@ -231,7 +232,7 @@ CHECKS: tuple[Check, ...] = (
     alone_is_the_model, equal_to_the_reference, evicted_while_away, aborted_while_away, end_of_sequence_anywhere,
     stop_ids_anywhere, stop_strings_across_a_handoff, max_tokens_anywhere, parameters_are_checked,
     parameters_are_the_requests_own, batch_equals_single, extend_and_decode_agree, broken_numbers_are_survived,
-    answers_are_destinations, peers_get_what_they_lack,
+    no_logits_but_the_declared, answers_are_destinations, peers_get_what_they_lack,
 )
 
 

@@ -75,6 +75,20 @@ def broken_numbers_are_survived(case: Case) -> None:
                 assert torch.equal(found[rest], expected[rest]), f"role {role}: a broken row changes others"
 
 
+def no_logits_but_the_declared(case: Case) -> None:
+    """Where `top_logits` says how many of the likeliest tokens' logits are looked at, the others may be missing."""
+    for role in range(len(case.paths)):
+        router, result = case.router(role), case.result(role)
+        if router.top_logits is None:
+            continue
+        logits, hidden = result.logits_output
+        kept = logits.topk(min(max(1, router.top_logits), logits.shape[-1]))
+        cut = torch.full_like(logits, -torch.inf).scatter(1, kept.indices, kept.values)
+        found = _route(router, StepResult(result.next_token_ids, LogitsOutput(cut, hidden), result.requests))
+        decided = _decided(router, result)
+        assert torch.equal(found[decided], _route(router, result)[decided]), f"role {role}: looks at other logits"
+
+
 def answers_are_destinations(case: Case) -> None:
     """Whole numbers, one a row, on the model's device or on the CPU; the logits stay as they are."""
     for role in range(len(case.paths)):

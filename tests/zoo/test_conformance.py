@@ -80,6 +80,12 @@ class Scaling(EntropySmall):
         return super().route(result)
 
 
+class Understated(EntropySmall):
+    """Looks at more than two logits."""
+
+    top_logits = 2
+
+
 class Undocumented(EntropySmall):
     params = (Param("threshold", 0.1, 0.0, 1.0, "", sends="above"),)
 
@@ -101,7 +107,8 @@ def algorithm(router: type[BaseRouter]) -> Algorithm:
     (OwnThreshold, kit.alone_is_the_model), (AsInTheFigure, kit.broken_numbers_are_survived),
     (Forgetful, kit.peers_get_what_they_lack), (Counting, kit.equal_to_the_reference),
     (Bools, kit.answers_are_destinations), (Scaling, kit.answers_are_destinations),
-    (Undocumented, kit.parameters_are_checked), (Unchecked, kit.parameters_are_checked),
+    (Understated, kit.no_logits_but_the_declared), (Undocumented, kit.parameters_are_checked),
+    (Unchecked, kit.parameters_are_checked),
 ])  # fmt: skip
 def test_a_router_that_breaks_a_rule_fails(router: type[BaseRouter], check: kit.Check, tmp_path: Path) -> None:
     case = Case.over_random_models(algorithm(router), tmp_path, mixed={"threshold": 0.6} if router.params else {})

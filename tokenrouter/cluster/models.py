@@ -1,6 +1,7 @@
 """What must be known of models before any is started: where they are, how they spell, how long they read."""
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from tokenrouter.core import InputError
@@ -18,7 +19,9 @@ from tokenrouter.engine.torch import load
 from tokenrouter.interface import ModelContext
 from tokenrouter.paths import resolve
 
-_auto: Any = AutoModelForCausalLM  # without types
+_auto: Any = AutoModelForCausalLM  # without types, both
+_generation: Any = GenerationConfig
+_CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 _ENDS = 1 << 20  # bytes at either end of a weight file that stand for all of it
 
 
@@ -78,15 +81,9 @@ def context(path: str, revision: str | None, *, download: bool = False) -> Model
                     "_raise_exceptions_for_missing_entries": not offline}
     if cached_file(path, "config.json", **options) is None:
         return None
-    config = AutoConfig.from_pretrained(path, revision=revision, local_files_only=offline)
-    with torch.device("meta"):
-        model = _auto.from_config(config)
-    table = model.get_input_embeddings().weight
-    name = next(name for name, parameter in model.named_parameters() if parameter is table)
-    index = cached_file(path, "model.safetensors.index.json",
-                        **options | {"_raise_exceptions_for_missing_entries": False})
-    shard = json.loads(Path(index).read_text())["weight_map"][name] if index else "model.safetensors"
-    if (file := cached_file(path, shard, **options)) is None:
+    model = skeleton(path, revision, offline=offline)
+    name = _stored_as(model, model.get_input_embeddings())
+    if (file := _file_with(path, name, options)) is None:
         return None
     try:
         with safe_open(file, framework="pt") as opened:
@@ -99,8 +96,50 @@ def context(path: str, revision: str | None, *, download: bool = False) -> Model
             rows: torch.Tensor = opened.get_slice(name)[: int(ids.max()) + 1]
         return rows[ids]
 
-    text = config.get_text_config()
-    return ModelContext(torch.device("cpu"), text.vocab_size, text.hidden_size, (), embed)
+    text = model.config.get_text_config()
+    return ModelContext(torch.device("cpu"), text.vocab_size, text.hidden_size, load.eos_token_ids(model), embed)
+
+
+def skeleton(path: str, revision: str | None, *, offline: bool = False) -> Any:
+    """The model without weights, its configurations as they are on disk."""
+    config = AutoConfig.from_pretrained(path, revision=revision, local_files_only=offline)
+    with torch.device("meta"):
+        model = _auto.from_config(config)
+    with contextlib.suppress(OSError):  # not every model has one
+        model.generation_config = _generation.from_pretrained(path, revision=revision, local_files_only=offline)
+    return model
+
+
+def output_table(path: str, revision: str | None) -> torch.Tensor:
+    """[V, H] fp32 rows whose products with hidden states are the model's logits, read without loading the model.
+
+    InputError where logits are more than that: capped, scaled or shifted.
+    """
+    model = skeleton(path, revision)
+    head, text = model.get_output_embeddings(), model.config.get_text_config()
+    more = [name for name in _CHANGES_LOGITS if getattr(text, name, None)]
+    if more or getattr(head, "bias", None) is not None:
+        raise InputError(f"models={path}: its logits are not its output embeddings' products with hidden states "
+                         f"({', '.join(more) or 'bias'}); allowed are models without")
+    name = _stored_as(model, head)
+    file = _file_with(path, name, {"revision": revision})
+    with safe_open(file, framework="pt") as opened:
+        table: torch.Tensor = opened.get_tensor(name).float()
+    return table
+
+
+def _stored_as(model: Any, module: Any) -> str:
+    """The name of its weight; one that is shared is stored once."""
+    name: str = next(name for name, parameter in model.named_parameters() if parameter is module.weight)
+    return name
+
+
+def _file_with(path: str, name: str, options: Any) -> Any:
+    """The safetensors file that holds a parameter; None if it is not in the cache and may be missing."""
+    index = cached_file(path, "model.safetensors.index.json",
+                        **options | {"_raise_exceptions_for_missing_entries": False})
+    shard = json.loads(Path(index).read_text())["weight_map"][name] if index else "model.safetensors"
+    return cached_file(path, shard, **options)
 
 
 def check_vocabularies(named: Sequence[tuple[str, PreTrainedTokenizerBase]]) -> None:

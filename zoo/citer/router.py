@@ -21,6 +21,7 @@ class CiterSmall(TrainedRouter):
                     sends="below"),)
     kind = KIND
     leaves = "<"
+    top_logits = 0
     unknown = 0.0
 
     def build(self, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any], model: ModelContext) -> None:

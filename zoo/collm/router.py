@@ -21,6 +21,7 @@ class CoLLMBase(TrainedRouter):
     kind = KIND
     trained_as = "base"
     leaves = ">"
+    top_logits = 0
 
     def build(self, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any], model: ModelContext) -> None:
         self._vector = tensors["vector"].to(model.device)

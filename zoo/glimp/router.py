@@ -58,6 +58,7 @@ class GlimpSmall(Steps, ThresholdRouter):
 
     params = PARAMS
     leaves = ">="
+    top_logits = TOP
 
     def score(self, tensors: Tensors, params: Mapping[str, torch.Tensor]) -> torch.Tensor:
         likeliest = tensors.logits.topk(min(TOP, tensors.logits.shape[-1])).values
@@ -78,6 +79,7 @@ class GlimpLarge(Steps):
 
     params = PARAMS
     handoff = "keep"
+    top_logits = 0
     peers = 1
 
     def route(self, result: StepResult) -> torch.Tensor:

@@ -30,6 +30,7 @@ class MERouter(BaseRouter):
 
     params = (WEIGHTS,)
     handoff = "keep"
+    top_logits = 0
     weights: tuple[float, ...]
 
     def route(self, result: StepResult) -> torch.Tensor:

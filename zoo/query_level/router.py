@@ -25,6 +25,7 @@ class QuerySmall(TrainedRouter):
                     sends="above"),)
     kind = KIND
     leaves = ">="
+    top_logits = 0
 
     def build(self, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any], model: ModelContext) -> None:
         self._network = WinRate(model.hidden_size, metadata["width"], 0.0)

@@ -22,6 +22,10 @@ class R2RSmall(TrainedRouter):
     kind = KIND
     leaves = ">="
 
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
+        self.top_logits = int(self._metadata["sizes"]["num_logits"])
+
     def build(self, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any], model: ModelContext) -> None:
         network = R2RNetwork(Sizes(**metadata["sizes"]))
         network.load_state_dict(tensors)

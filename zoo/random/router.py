@@ -16,6 +16,7 @@ class RandomSmall(ThresholdRouter):
 
     params = (Param("threshold", 0.1, 0.0, 1.0, "probability that a proposal is routed", sends="below"),)
     leaves = "<"
+    top_logits = 0
 
     def scores(self, result: StepResult) -> tuple[torch.Tensor, torch.Tensor]:
         draws = [

@@ -57,6 +57,8 @@ class Replay(BaseRouter):
     to. `profile` is a file (zoo/replay/profile.py) that takes the place of all three.
     """
 
+    top_logits = 0
+
     def __init__(self, P: Any = None, C: Any = None, run_lengths: Any = None, profile: str | None = None,
                  **config: Any) -> None:
         super().__init__(**config)
