@@ -15,7 +15,7 @@ CLIENTS_VENV ?= .venv-clients
 CLIENTS := openai lm-eval guidellm aiperf
 SGLANG := tokenrouter/engine/sglang
 
-.PHONY: bench test lint clients clean sglang-cpu
+.PHONY: bench test lint clients client-environments clean sglang-cpu
 
 bench: $(VENV)/installed
 	$(BIN)/python bench/run.py algo=r2r workload=aime $(ARGS)
@@ -29,7 +29,9 @@ lint: $(VENV)/installed-dev
 
 sglang-cpu: $(SGLANG_VENV)/installed
 
-clients: $(VENV)/installed-dev $(CLIENTS:%=$(CLIENTS_VENV)/%/installed)
+client-environments: $(CLIENTS:%=$(CLIENTS_VENV)/%/installed)
+
+clients: $(VENV)/installed-dev client-environments
 	$(BIN)/python tests/clients/run.py $(CLIENTS_VENV) $(ARGS)
 
 # Each in an environment of its own: what they need contradicts each other, and the server.

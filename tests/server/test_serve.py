@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import pytest
 from tokenrouter.cli import main
 from tokenrouter.core import SamplingParams
 from tokenrouter.interface import Algorithm
+from tokenrouter.server.serve import listen
 from tokenrouter.server.settings import read
 from zoo.reference import Reference, compare
 from zoo.walk import Record
@@ -119,6 +121,14 @@ def interrupt(process: subprocess.Popen[str]) -> None:
     while any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in below):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_what_is_sent_in_small_pieces_leaves_at_once():
+    config, _ = read(["algo=entropy", "models=tiny", "server.port=0"])
+    with listen(config.server) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        connection.close()
 
 
 def test_ctrl_c_while_the_models_load_ends_everything():

@@ -48,12 +48,12 @@ class System:
     def post(self, destination: int, message: m.Message) -> None:
         self.policies[destination].receive(1 - destination, message, self.now)  # type: ignore[arg-type]
 
-    def run(self, steps: int, p: float, latencies: tuple[float, float], active: int) -> None:
-        """Steps of model 0."""
+    def run(self, steps: int, p: float, latencies: tuple[float, float], active: int, jitter: float = 0.02) -> None:
+        """Steps of model 0, whose times vary by the share `jitter`."""
         for _ in range(steps):
             self.now += latencies[0] / 1e3
             moves = [(int(self.rng.random() < p), 1) for _ in range(3)]
-            noise = self.rng.uniform(0.98, 1.02)
+            noise = self.rng.uniform(1 - jitter, 1 + jitter)
             self.policies[0].learn(Step(3, moves, latencies[0] * noise, True, active), self.now)
             while self.due <= self.now:
                 self.due += latencies[1] / 1e3
@@ -89,12 +89,17 @@ def test_B_follows_P_and_L_within_200_steps(p: float, latencies: tuple[float, fl
     assert loss(p, latencies) < 0.01
 
 
-def test_a_steady_system_is_left_in_peace():
+@pytest.mark.parametrize(("p", "jitter"), [(0.35, 0.02), (0.35, 0.3), (0.03, 0.3)])
+def test_a_steady_system_is_left_in_peace(p: float, jitter: float):
+    """Chance alone, such as that of rare handoffs and uneven steps, is no reason for a new plan."""
     system = System()
-    system.run(300, 0.35, (6.0, 27.9), 8)
-    asked = system.asked
-    system.run(1000, 0.35, (6.0, 27.9), 8)
-    assert asked >= 1 and system.asked - asked <= 10
+    system.run(600, p, (6.0, 27.9), 8, jitter)
+    asked, B = system.asked, system.B
+    for _ in range(10):
+        system.run(200, p, (6.0, 27.9), 8, jitter)
+        B |= system.B
+    assert asked >= 1 and system.asked - asked <= 6
+    assert len(B) <= 2
 
 
 def test_the_count_counts_at_once():

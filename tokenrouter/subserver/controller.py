@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tokenrouter.cluster.spec import BatchingSpec
 from tokenrouter.subserver import messages as m
-from tokenrouter.subserver.measure import Measured, drift
+from tokenrouter.subserver.measure import Measured
 from tokenrouter.subserver.policy import LaunchPolicy, Queue, Sender, Step, Verdict, scaled, shrunk
 
 TELL_EVERY = 16  # steps between two messages of figures, and before the first plan
@@ -70,8 +70,7 @@ class Controller:
             return False
         if self.plan is None:
             return True
-        off = max(drift(own, self.plan.figures[self.index], self.measured.mean_batch),
-                  abs(active / self.plan.active - 1))
+        off = max(self.measured.drift(own, self.plan.figures[self.index]), abs(active / self.plan.active - 1))
         return off > SMALL_DRIFT and off * (self.measured.steps - self._planned_at) >= PATIENCE
 
     def hear(self, sender: int, message: m.Figures | m.Plan) -> m.Plan | None:

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from tokenrouter.subserver.process import die_with_parent, step_back
 LARGEST = 24  # requests for which thresholds are worked out; those for more are scaled, which loses next to nothing
 LARGEST_CHAIN = 8  # the same for one model at a time and three models or more, where the chain grows fast
 QUANTA = 24  # in the shortest step: latencies are rounded to these
+AS_GOOD = 0.002  # relative loss of throughput that figures measured in service could not tell
 FLAT = 0.05  # relative growth of a step over all batches, below which it counts as constant: solved faster
 
 
@@ -91,7 +92,13 @@ def best(policy: str, question: Question) -> tuple[int, ...]:
     start = question.start and feasible(scaled(question.start, active, N), N)
     # What is reported of the B that is found is not looked at here.
     effort = Effort(events=300, replicas=16, report_events=10, report_replicas=2, states=300)
-    return scaled(search(spec, start=start, effort=effort).B, N, active)
+    return scaled(least(search(spec, start=start, effort=effort).table), N, active)
+
+
+def least(table: Mapping[tuple[int, ...], float]) -> tuple[int, ...]:
+    """Of the thresholds that are as good as the best, those at which requests wait least; of equal ones the best."""
+    good = max(table.values()) * (1 - AS_GOOD)
+    return min((B for B, value in table.items() if value >= good), key=lambda B: (sum(B), -table[B]))
 
 
 def main(policy: str) -> None:
