@@ -93,7 +93,8 @@ class Course:
         start = 0 if all_ids else self._told[role]
         self._told[role] = len(ids)
         authors = record.token_models[max(0, start - prompt_len) :]
-        return Ask(self.rid, start, ids[start:], authors, prompt_len, record.sampling, self.walk.request.params)
+        return Ask(self.rid, start, ids[start:], authors, prompt_len, record.sampling, self.walk.request.params,
+                   self.walk.extras.get(role))
 
 
 Event = Tokens | Ended

@@ -10,7 +10,7 @@ import torch
 
 from tokenrouter.core import Request, SamplingParams
 from tokenrouter.engine.base import Engine, EngineOutput, ModelInfo, Row
-from tokenrouter.interface import BaseRouter, LogitsOutput, ModelContext, StepResult
+from tokenrouter.interface import BaseRouter, LogitsOutput, ModelContext, PeerReq, RequestView, StepResult
 from tokenrouter.proposals import propose
 
 PARTS = ("prefix matching", "page allocation", "inference", "sampling and routing", "release and prefix cache")
@@ -26,6 +26,7 @@ class Ask(msgspec.Struct, array_like=True):
     prompt_len: int
     sampling: SamplingParams
     params: dict[str, Any]
+    extra: Any = None  # the algorithm's own, of the last handoff to this model
 
 
 class Answer(msgspec.Struct, array_like=True):
@@ -87,6 +88,8 @@ class Routing:
                 ask.rid, 0, 0, role, role, ask.sampling, ask.params, [], ask.prompt_len, [0] * roles)
         request.ids[ask.start :] = ask.ids
         request.authors[max(0, ask.start - ask.prompt_len) :] = ask.authors
+        if ask.extra is not None:
+            self.router.receive(PeerReq(ask.rid, [], len(request.ids), extra=ask.extra), RequestView(request))
         return request
 
     def answer(
@@ -160,6 +163,8 @@ class Host:
                 engine.open(rid, request.ids)
                 self._open.add(rid)
                 self._note("prefix matching", began)
+            elif engine.kv_len(rid) == len(request.ids):  # it is back with nothing new: the last logits once more
+                engine.truncate(rid, len(request.ids) - 1)
             while len(request.ids) - engine.kv_len(rid) > self._chunk:
                 done = engine.kv_len(rid)
                 self._run([self._room(Row(rid, request.ids[done : done + self._chunk], 0))])

@@ -51,6 +51,7 @@ class Walk:
         self._params = algorithm.parse(record.params)
         self.role = algorithm.entry_role(EntryContext(record.prompt_ids, record.sampling.seed, self._params))
         self._requests: dict[int, Request] = {}  # one a role, as each subserver has its own
+        self.extras: dict[int, Any] = {}  # by role, of the last handoff to it
         self._request_at(self.role).ids.extend(record.prompt_ids)
         self.request.known[self.role] = len(record.prompt_ids)
         record.token_ids, record.token_models, record.margins = [], [], []
@@ -128,6 +129,7 @@ class Walk:
         sender, receiver = self.request, self._request_at(role)
         sender.drafts = list(message.drafts)
         start = message.loc - len(message.token_ids)
+        self.extras[role] = message.extra
         received = self.routers[role].receive(message, RequestView(receiver))
         if start < len(receiver.ids):  # what was held is said anew
             del receiver.ids[start:]

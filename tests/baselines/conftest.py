@@ -48,6 +48,14 @@ def pair() -> AlgorithmSpec:
 
 
 @pytest.fixture(scope="session")
+def replayed() -> AlgorithmSpec:
+    """Routes drawn by the number of decisions; what is discarded counts, and only handoffs tell of it."""
+    router = {"_target_": "zoo.replay.router.Replay", "P": [[0.5, 0.5], [0.6, 0.4]], "C": [[1.0, 0.3], [0.5, 1.0]]}
+    roles = ["small", "large"]
+    return AlgorithmSpec(name="replay", roles=roles, entry="small", models=[0, 1], routers=dict.fromkeys(roles, router))
+
+
+@pytest.fixture(scope="session")
 def ring() -> AlgorithmSpec:
     """Three models in turn, each of whose tokens is kept."""
     roles = ["small", "medium", "large"]

@@ -102,6 +102,16 @@ def test_every_style_tells_the_truth(
         host._host._engine.check([])  # nothing of any request is left
 
 
+@pytest.mark.parametrize("name", ["r2r-official", "r2r-improved", "citer-official"])
+def test_what_rides_with_handoffs_reaches_the_routers(
+    name: str, make_spec: MakeSpec, replayed: AlgorithmSpec, prompts: list[Record], truth: Truth
+) -> None:
+    records = Execution(make_spec, replayed, ONE_PROCESS[name]).run(prompts)
+    true = truth(replayed)
+    assert equal(records, true) and any(record.discarded for record in true)
+    assert [record.token_models for record in records] == [record.token_models for record in true]
+
+
 def test_a_static_batch_is_joined_by_nobody_and_ends_as_one(
     make_spec: MakeSpec, pair: AlgorithmSpec, prompts: list[Record]
 ) -> None:

@@ -100,13 +100,20 @@ class Replay(BaseRouter):
         seed = view.sampling_params.seed
         target = self._leaving[self.role].target(uniform(seed, number, self.role, Purpose.ROUTE), number - first + 1)
         if target != self.role:  # here, where nobody waits yet
-            view.state[_KEPT] = uniform(seed, number, self.role, Purpose.ACCEPT) < self._kept[self.role][target]
+            view.state[_KEPT] = self._keeps(view, number, target)
         return 0 if target == self.role else target + (target < self.role)
+
+    def _keeps(self, view: RequestView, number: int, target: int) -> bool:
+        draw = uniform(view.sampling_params.seed, number, self.role, Purpose.ACCEPT)
+        return draw < self._kept[self.role][target]
 
     def send(self, req: RequestView) -> PeerReq:
         discarded, _ = req.state.get(_STATE, (0, 0))
         number = req.num_accepted + discarded
-        kept = req.state[_KEPT]
+        kept = req.state.pop(_KEPT, None)
+        if kept is None:  # routed in another process
+            target = req.destination - (req.destination <= self.role)
+            kept = self._keeps(req, number, target)
         base = req.peer_locs[req.destination]
         suffix = req.ids_from(base, proposal=kept)
         return PeerReq(req.rid, suffix, base + len(suffix), req.finished(), [discarded + (not kept), number + 1])
