@@ -18,6 +18,7 @@ from tokenrouter.cluster.models import revision
 from tokenrouter.paths import resolve
 
 _ROOT = Path(__file__).parents[1]
+_READ = (".", ":!docs", ":!results/paper/measured")  # not what no run reads, but tables are written to
 
 
 def provenance(plan: Plan, command: str | None) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def _digest(plain: Any) -> str:
 
 
 def _git() -> tuple[str | None, bool | None]:
-    """The checkout's commit and whether tracked files differ from it; None where this is no checkout."""
+    """The checkout's commit and whether tracked files that a run may read differ from it; None where this is none."""
 
     def ask(*words: str) -> str:
         done = subprocess.run(
@@ -72,7 +73,7 @@ def _git() -> tuple[str | None, bool | None]:
     if not (_ROOT / ".git").exists():
         return None, None
     try:
-        return ask("rev-parse", "HEAD"), bool(ask("status", "--porcelain", "--untracked-files=no"))
+        return ask("rev-parse", "HEAD"), bool(ask("status", "--porcelain", "--untracked-files=no", "--", *_READ))
     except (OSError, subprocess.SubprocessError):
         return None, None
 

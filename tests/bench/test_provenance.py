@@ -1,0 +1,28 @@
+"""Where a result comes from."""
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bench import provenance
+
+
+def test_only_what_a_run_reads_makes_a_checkout_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@x", *words], check=True,
+                       capture_output=True)
+
+    files = [tmp_path / name for name in ("docs/reproduction.md", "results/paper/measured/a.csv", "bench/run.py")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("1")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "all")
+    monkeypatch.setattr(provenance, "_ROOT", tmp_path)
+    for file, dirty in zip(files, (False, False, True), strict=True):
+        file.write_text("2")
+        sha, found = provenance._git()
+        assert sha and found is dirty, file
