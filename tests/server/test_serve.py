@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -142,36 +143,34 @@ def test_ctrl_c_while_the_models_load_ends_everything():
         process.kill()
 
 
-def test_ctrl_c_ends_everything_once_the_time_to_drain_is_over():
-    started = Running("algo=entropy", "hardware.pin=[]", "server.drain_s=0.2", "server.log=false")
+@contextmanager
+def streaming(drain_s: float) -> Iterator[tuple[Running, Iterator[str]]]:
+    """A server, and the lines of a long answer, the first of which has come; it must end as drained."""
+    started = Running("algo=entropy", "hardware.pin=[]", f"server.drain_s={drain_s}", "server.log=false")
     body = {"prompt": [5], "temperature": 1.0, "max_tokens": 15_000, "ignore_eos": True, "stream": True}
     try:
         with started.client.stream("POST", "/v1/completions", json=body) as response:
             lines = filter(None, response.iter_lines())
             next(lines)
-            interrupt(started.process)
+            yield started, lines
             *_, error, end = lines
         assert json.loads(error[6:])["error"]["code"] == "draining" and end == "data: [DONE]"
     finally:
         started.stop()
+
+
+def test_ctrl_c_ends_everything_once_the_time_to_drain_is_over():
+    with streaming(drain_s=0.2) as (started, _):
+        interrupt(started.process)
 
 
 def test_a_second_signal_ends_what_is_under_way():
-    started = Running("algo=entropy", "hardware.pin=[]", "server.drain_s=600", "server.log=false")
-    body = {"prompt": [5], "temperature": 1.0, "max_tokens": 15_000, "ignore_eos": True, "stream": True}
-    try:
-        with started.client.stream("POST", "/v1/completions", json=body) as response:
-            lines = filter(None, response.iter_lines())
-            next(lines)
-            started.process.send_signal(signal.SIGTERM)
-            for _ in range(50):  # the first lets it go on
-                assert "error" not in json.loads(next(lines)[6:])
-            started.process.send_signal(signal.SIGTERM)
-            *_, error, end = lines
-        assert json.loads(error[6:])["error"]["code"] == "draining" and end == "data: [DONE]"
+    with streaming(drain_s=600) as (started, lines):
+        started.process.send_signal(signal.SIGTERM)
+        for _ in range(50):  # the first lets it go on
+            assert "error" not in json.loads(next(lines)[6:])
+        started.process.send_signal(signal.SIGTERM)
         assert started.process.wait(60) == 0
-    finally:
-        started.stop()
 
 
 @pytest.mark.parametrize("override, message", [
