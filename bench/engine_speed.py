@@ -1,4 +1,5 @@
-"""Time of a decode step by batch: both runners of the embedded engine, and transformers with its own cache.
+"""Time of a decode step by batch: both runners of the embedded engine, the fast one also without lanes, and
+transformers with its own cache.
 
     python bench/engine_speed.py MODEL_FOLDER [--dummy] [--context 200] [--batches 1,4,8,16] [--rounds 40]
 
@@ -83,9 +84,10 @@ def main() -> None:
     batches = [int(batch) for batch in options.batches.split(",")]
     room = (options.context + options.rounds + 64) * sum(batches)
     engines = {}
-    for runner in ("hf", "fast"):
+    for name, runner, lanes in (("hf", "hf", True), ("fast, no lanes", "fast", False), ("fast", "fast", True)):
         try:
-            engines[runner] = TorchEngine(options.path, runner=runner, load_format=load_format, capacity_tokens=room)
+            engines[name] = TorchEngine(options.path, runner=runner, load_format=load_format, capacity_tokens=room,
+                                        lanes=lanes)
         except InputError as error:
             parser.error(str(error))
     table = Table(title=f"decode step, CPU ms\ncontext {options.context}, fp32, median of {options.rounds}")

@@ -28,7 +28,7 @@ def attend(
     for group in batch.groups:
         rows = query if group.queries is None else query.index_select(0, group.queries)
         rows = rows.view(group.size, group.q_len, query.shape[1], query.shape[2])
-        keys, values = kv.gather(layer, group.pages, group.size)
+        keys, values = kv.read(layer, group)
         mask = group.mask(window, query.dtype)
         if softcap is None and sinks is None:
             output = _fused(rows, keys, values, mask, scale)

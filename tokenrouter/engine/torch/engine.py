@@ -20,6 +20,7 @@ from tokenrouter.engine.torch.fast import FastRunner, unsupported
 from tokenrouter.engine.torch.graphs import GraphRange, StepGraphs
 from tokenrouter.engine.torch.hf import HFRunner
 from tokenrouter.engine.torch.kv import KVPool, bytes_per_token
+from tokenrouter.engine.torch.lanes import Lanes
 from tokenrouter.engine.torch.runner import Runner
 
 
@@ -28,9 +29,10 @@ class TorchEngine(PagedEngine):
 
     `path`: a folder with config.json and safetensors, or a hub name (at `revision`); with load_format="dummy" the
     config is enough. `runner`: fast (the Qwen and Llama family), hf (any model), auto (fast where it can).
-    `capacity_tokens` is rounded down to whole pages. `graphs`: off, auto (the usual shapes on CUDA with the fast
-    runner, else off), or the fields of GraphRange; `graph_backend` is what records them, CUDA by default. A model
-    that over the pool differs from plain transformers is refused at load.
+    `capacity_tokens` is rounded down to whole pages. `lanes`: on a CPU, keep copies of decoding sequences' KV in one
+    piece (lanes.py). `graphs`: off, auto (the usual shapes on CUDA with the fast runner, else off), or the fields of
+    GraphRange; `graph_backend` is what records them, CUDA by default. A model that over the pool differs from plain
+    transformers is refused at load.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class TorchEngine(PagedEngine):
         capacity_tokens: int = 16384,
         page_size: int = 16,
         prefix_cache: bool = True,
+        lanes: bool = True,
         graphs: str | Mapping[str, Any] = "auto",
         graph_backend: GraphBackend | None = None,
         seed: int = 0,
@@ -57,6 +60,7 @@ class TorchEngine(PagedEngine):
         self.asynchronous = self.device.type != "cpu"
         sizes = _graph_range(graphs)
         self._page_size, self._prefix_cache = page_size, prefix_cache
+        self._with_lanes = lanes and self.device.type == "cpu" and graph_backend is None
         model = load.load_model(
             path, revision=revision, dtype=dtype, device=self.device, load_format=load_format, seed=seed)
         config = model.config.get_text_config()
@@ -104,7 +108,11 @@ class TorchEngine(PagedEngine):
     def _make_pool(self, num_pages: int) -> None:
         self.counters = EngineCounters()
         dtype = load.DTYPES[self.info.dtype]
-        self._kv = KVPool(self._runner.shapes, num_pages, self._page_size, dtype, self.device)
+        lanes: Lanes | None = None
+        if self._with_lanes:
+            length = min(num_pages * self._page_size, self.info.context_length)
+            lanes = Lanes.fitting([shape.row for shape in self._runner.shapes], length, dtype)
+        self._kv = KVPool(self._runner.shapes, num_pages, self._page_size, dtype, self.device, lanes)
         self._pool = PagePool(
             num_pages, self._page_size, prefix_cache=self._prefix_cache, copy=self._kv.copy_page, counters=self.counters
         )
@@ -114,7 +122,7 @@ class TorchEngine(PagedEngine):
         watch = Stopwatch(self.device)
         output = None if self._graphs is None else self._graphs.step(rows)
         if output is None:
-            batch = build_batch(rows, self._pool, self.device)
+            batch = build_batch(rows, self._pool, self.device, self._kv.lanes, self._kv.pages)
             watch = Stopwatch(self.device)
             output = self._runner.forward(batch, self._kv)
             self.counters.eager_steps += 1
@@ -124,6 +132,11 @@ class TorchEngine(PagedEngine):
         self.counters.steps += 1
         self.counters.tokens += sum(len(row.token_ids) for row in rows)
         return EngineOutput(*output, finish)
+
+    def free(self, rid: str, ids: Sequence[int] = ()) -> None:
+        super().free(rid, ids)
+        if self._kv.lanes is not None:
+            self._kv.lanes.drop(rid)
 
     def graphed(self, score: Score) -> Score:
         if not self._score_sizes:

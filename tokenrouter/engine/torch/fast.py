@@ -105,7 +105,7 @@ class FastRunner:
             if layer.qk_norm is not None:
                 qk = torch.mul(self._head_norm(qk), layer.qk_norm, out=qk)
             self._rotate(qk, rotations)
-            kv.write(index, batch.slots, flat[:, heads * head_dim :])
+            kv.write(index, batch, flat[:, heads * head_dim :])
             attended = attend(batch, kv, index, qkv[:, :heads], scale=self._attention_scale, window=layer.window)
             if index == last:  # nobody reads the other rows from here on
                 attended, x = batch.select(attended), batch.select(x)

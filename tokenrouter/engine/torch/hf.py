@@ -53,7 +53,7 @@ class HFRunner:
         ) -> torch.Tensor:
             layer: int = module.layer_idx
             keys, values = key[0].transpose(0, 1).flatten(1), value[0].transpose(0, 1).flatten(1)
-            kv.write(layer, batch.slots, torch.cat((keys, values), -1))
+            kv.write(layer, batch, torch.cat((keys, values), -1))
             scale = options.get("scaling")
             return attend(
                 batch, kv, layer, query[0].transpose(0, 1),

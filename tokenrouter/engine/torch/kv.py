@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 import torch
 
+from tokenrouter.engine.torch.batch import Batch, Group
+from tokenrouter.engine.torch.lanes import Lanes
+
 
 class LayerShape(NamedTuple):
     """What one token leaves in one layer: `num_heads` keys of `key_dim` and values of `value_dim` numbers."""
@@ -27,35 +30,44 @@ class KVPool:
     """
 
     def __init__(
-        self, shapes: Sequence[LayerShape], num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        shapes: Sequence[LayerShape],
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        lanes: Lanes | None = None,
     ) -> None:
         self.shapes, self.page_size, self.trash_page = list(shapes), page_size, num_pages
         slots = (num_pages + 1) * page_size
         self.layers = [torch.zeros(slots, shape.row, dtype=dtype, device=device) for shape in shapes]
-        self._pages = [layer.view(num_pages + 1, -1) for layer in self.layers]
+        self.pages = [layer.view(num_pages + 1, -1) for layer in self.layers]
+        self.lanes = lanes
 
-    def write(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> None:
-        """Store `rows` [T, row] at `slots` [T]."""
-        self.layers[layer].index_copy_(0, slots, rows)
+    def write(self, layer: int, batch: Batch, rows: torch.Tensor) -> None:
+        """Store `rows` [T, row], of the batch's tokens."""
+        self.layers[layer].index_copy_(0, batch.slots, rows)
+        if batch.lane_slots is not None:
+            assert self.lanes is not None
+            self.lanes.layers[layer].index_copy_(0, batch.lane_slots, rows)
 
-    def gather(self, layer: int, pages: torch.Tensor, num_sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys [B, num_heads, L, key_dim] and values [B, num_heads, L, value_dim] of B page tables of equal length.
-
-        `pages` [B * P] is their concatenation, L = P * page_size.
-        """
+    def read(self, layer: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys [B, num_heads, L, key_dim] and values [B, num_heads, L, value_dim] of the group's sequences."""
         heads, key_dim, value_dim = self.shapes[layer]
-        rows = self._pages[layer].index_select(0, pages)
-        length = rows.numel() // (num_sequences * heads * (key_dim + value_dim))
+        if group.lane is None:
+            rows = self.pages[layer].index_select(0, group.pages).view(group.size, group.kv_len, -1)
+        else:
+            assert self.lanes is not None
+            rows = self.lanes.read(layer, group.lane, group.size, group.kv_len)
         if key_dim == value_dim:
-            both = rows.view(num_sequences, length, 2 * heads, key_dim).transpose(1, 2)
+            both = rows.view(group.size, group.kv_len, 2 * heads, key_dim).transpose(1, 2)
             return both[:, :heads], both[:, heads:]
-        rows = rows.view(num_sequences, length, -1)
-        keys = rows[..., : heads * key_dim].view(num_sequences, length, heads, key_dim)
-        values = rows[..., heads * key_dim :].view(num_sequences, length, heads, value_dim)
+        keys = rows[..., : heads * key_dim].view(group.size, group.kv_len, heads, key_dim)
+        values = rows[..., heads * key_dim :].view(group.size, group.kv_len, heads, value_dim)
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def copy_page(self, source: int, target: int) -> None:
-        for pages in self._pages:
+        for pages in self.pages:
             pages[target] = pages[source]
 
 
