@@ -100,9 +100,10 @@ def main() -> int:
     rows = [{"system": name, "concurrency": c, "tokens_per_s": statistics.median(values), "of": values}
             for (name, c), values in seen.items()]
     (out / "comparison.json").write_text(json.dumps({"rows": rows, "left_out": left_out}, indent=2) + "\n")
-    table = Table("system", "concurrency", "tok/s", title="engines side by side")
+    table = Table("system", "concurrency", "tok/s: median [least, greatest]", title="engines side by side")
     for row in rows:
-        table.add_row(row["system"], str(row["concurrency"]), f"{row['tokens_per_s']:.0f}")
+        table.add_row(row["system"], str(row["concurrency"]),
+                      f"{row['tokens_per_s']:.0f} [{min(row['of']):.0f}, {max(row['of']):.0f}]")
     Console().print(table)
     for reason in left_out:
         print(f"left out: {reason}")

@@ -171,7 +171,7 @@ def test_the_keys_of_a_cluster_can_be_read_by_nobody_else(make_spec: Callable[..
 
 def test_what_goes_over_an_emulated_link_is_there_later_and_in_order(tmp_path: Path):
     addresses = {i: f"ipc://{tmp_path}/{i}" for i in (m.FRONT_END, 0, 1)}
-    link = LinkSpec(delay_ms=40.0, gbytes_per_s=1e-3)
+    link = LinkSpec(delay_ms=1000.0, gbytes_per_s=1e-3)
     front, sender, receiver = (
         Mailbox(i, 1, address, {j: a for j, a in addresses.items() if j != i}, None,
                 None if i == m.FRONT_END else Link(link)) for i, address in addresses.items())
@@ -180,8 +180,8 @@ def test_what_goes_over_an_emulated_link_is_there_later_and_in_order(tmp_path: P
         sender.post(m.FRONT_END, m.Control("at once"))
         for word in ("x" * 60_000, "second"):  # 60 ms at a megabyte a second, then nearly nothing
             say(sender, 1, word)
-        assert said(front, 1.0) == [(0, "at once")] and time.monotonic() - start < 0.04
+        assert said(front, 0.9) == [(0, "at once")]  # the front end is on no link
         heard = []
-        while len(heard) < 2 and time.monotonic() - start < 5:
+        while len(heard) < 2 and time.monotonic() - start < 30:
             heard += [(word[0], time.monotonic() - start) for _, word in said(receiver, 1.0)]
-        assert [word for word, _ in heard] == ["x", "s"] and all(at >= 0.1 for _, at in heard)
+        assert [word for word, _ in heard] == ["x", "s"] and all(at >= 1.06 for _, at in heard)
