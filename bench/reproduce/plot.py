@@ -35,8 +35,9 @@ def draw(description: Description, frame: pd.DataFrame, file: Path) -> None:
         axis.set_ylabel(plot.y, fontsize=8)
     for axis in axes.flat[len(panels):]:
         axis.set_axis_off()
-    if axes[0][0].get_legend_handles_labels()[0]:
-        axes[0][0].legend(fontsize=7)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, fontsize=7, ncols=min(3 * across, len(labels)), loc="outside lower center")
     figure.suptitle(description.title, fontsize=10)
     figure.savefig(file, dpi=100, metadata={"Software": None})
 
