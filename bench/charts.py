@@ -8,7 +8,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-COLOURS = ("#2a78b8", "#d1731f", "#3d9a63", "#a35cc0", "#b84a5a", "#7d7f2a", "#2f9da8", "#8a6a4f")  # told apart on light and on dark
+# Told apart on light and on dark.
+COLOURS = ("#2a78b8", "#d1731f", "#3d9a63", "#a35cc0", "#b84a5a", "#7d7f2a", "#2f9da8", "#8a6a4f")
 _INK = "#808081"  # stands for the text's colour, which the page sets
 
 
