@@ -45,7 +45,7 @@ class Lanes:
         Nothing is placed where that is half as much again as what is asked for, and `allowed` scores, or more.
         `pages`: each layer's, [num_pages, page_size * row], to fill new lanes from.
         """
-        free = iter(sorted(self._free))
+        free = iter(() if all(rid in self._of for rid in rids) else sorted(self._free))
         places = {}
         for index, (rid, table) in enumerate(zip(rids, tables, strict=True)):
             lane = self._of.get(rid)
