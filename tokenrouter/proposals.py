@@ -1,8 +1,8 @@
 """From the logits of a step to one proposal for each request, and the row of them that its router gets to see."""
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from functools import cache, partial
+from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -23,8 +23,17 @@ class Proposals(NamedTuple):
     rejected: list[int]
 
 
-def _one(tokens: Callable[[], list[int]], row: int) -> list[int]:
-    return [tokens()[row]]
+class _Unread:
+    """Sampled tokens, read from the device when the first of them is asked for."""
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self._tokens = tokens
+        self._read: list[int] | None = None
+
+    def proposal(self, row: int) -> list[int]:
+        if self._read is None:
+            self._read = self._tokens.tolist()
+        return [self._read[row]]
 
 
 def propose(requests: Sequence[Request], routers: Sequence[BaseRouter], logits: torch.Tensor, vocab_size: int,
@@ -38,8 +47,8 @@ def propose(requests: Sequence[Request], routers: Sequence[BaseRouter], logits: 
     sampled = sample(logits, draws, vocab_size)
     counts = [request.num_logits for request in requests]
     if len(draws) == len(requests):
-        tokens = cache(sampled.tolist)  # read when the first of the views is asked for its token
-        views = [RequestView(request, partial(_one, tokens, row), draw)
+        unread = _Unread(sampled)
+        views = [RequestView(request, partial(unread.proposal, row), draw)
                  for row, (request, draw) in enumerate(zip(requests, draws, strict=True))]
         return Proposals(views, list(range(len(requests))), sampled, [0] * len(requests))
     views, rows, rejected = [], [], []

@@ -57,8 +57,8 @@ class WireMailbox(Outbox):
             for message in envelope.messages:
                 yield envelope.sender, message
 
-    def post(self, destination: int, message: m.Message) -> None:
-        super().post(destination, message)
+    def post(self, destination: int, message: m.Message, *, patient: bool = False) -> None:
+        super().post(destination, message, patient=patient)
         self._wire.sent.append((self.index, destination, message))
 
     def _send(self, destination: int, data: bytes) -> None:

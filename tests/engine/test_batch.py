@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from tokenrouter.engine.base import EngineCounters, Row
 from tokenrouter.engine.pages import PagePool
-from tokenrouter.engine.torch.batch import Batch, build_batch
+from tokenrouter.engine.torch.batch import Batch
+from tokenrouter.engine.torch.layout import build_batch
 from tokenrouter.engine.torch.linear import Linear, PackedLinear, TransposedLinear
 
 CPU = torch.device("cpu")

@@ -10,9 +10,11 @@ from tests.engine.conftest import MakeModel
 from tokenrouter.engine.base import EngineCounters, Row
 from tokenrouter.engine.pages import PagePool
 from tokenrouter.engine.torch import lanes as lanes_module
-from tokenrouter.engine.torch.batch import Batch, build_batch
+from tokenrouter.engine.torch.batch import Batch
 from tokenrouter.engine.torch.engine import TorchEngine
 from tokenrouter.engine.torch.lanes import Lanes
+from tokenrouter.engine.torch.layout import build_batch
+from tokenrouter.engine.torch.shape import LayerShape
 
 CPU = torch.device("cpu")
 
@@ -22,7 +24,7 @@ class Sequences:
 
     def __init__(self, lengths: list[int]) -> None:
         self.pool = PagePool(200, 4, copy=lambda source, target: None, counters=EngineCounters())
-        self.lanes = Lanes([8], 8, 32, torch.float32)
+        self.lanes = Lanes([LayerShape(1, 4, 4)], 8, 32, torch.float32)
         self.pages = [torch.zeros(201, 4 * 8)]
         for n, length in enumerate(lengths):
             self.pool.open(str(n), [0])
@@ -43,7 +45,8 @@ def test_decodes_go_through_as_they_are() -> None:
     sequences = Sequences([5, 9, 7])
     batch = sequences.step({0: 1, 1: 1, 2: 1})
     (group,) = batch.groups
-    assert (group.lane, group.size, group.kv_len) == (0, 3, 10) and group.queries is None and batch.order is None
+    assert group.lanes is not None and (group.size, group.kv_len) == (3, 10)
+    assert group.queries is None and batch.order is None
     assert batch.lane_slots is not None and batch.lane_slots.tolist() == [5, 32 + 9, 64 + 7]
     batch = sequences.step({2: 1, 0: 1, 1: 1})  # laid out by lane, the logits in the order that was asked for
     assert batch.ids.tolist() == [0, 1, 2] and batch.logits_at is not None and batch.logits_at.tolist() == [2, 0, 1]
@@ -54,38 +57,40 @@ def test_a_lane_between_that_is_away() -> None:
     sequences.step({0: 1, 1: 1, 2: 1})
     batch = sequences.step({0: 1, 2: 1})
     (group,) = batch.groups
-    assert (group.lane, group.size) == (0, 3) and group.queries is not None and group.queries.tolist() == [0, 0, 1]
+    assert group.lanes is not None and group.size == 3
+    assert group.queries is not None and group.queries.tolist() == [0, 0, 1]
     assert batch.order is not None and batch.order.tolist() == [0, 2]
 
 
 def test_what_would_compute_too_much_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenrouter.engine.torch.batch.PADDING_ALLOWED", 0)
+    monkeypatch.setattr("tokenrouter.engine.torch.layout.PADDING_ALLOWED", 0)
     sequences = Sequences([20] * 6)
-    assert sequences.step({n: 1 for n in range(6)}).groups[0].lane == 0
+    assert sequences.step({n: 1 for n in range(6)}).groups[0].lanes is not None
     far = sequences.step({0: 1, 5: 1})
-    assert [group.lane for group in far.groups] == [None]
+    assert [group.lanes for group in far.groups] == [None]
     assert far.lane_slots is not None  # written all the same
-    assert sequences.step({0: 1, 1: 1}).groups[0].lane == 0
+    assert sequences.step({0: 1, 1: 1}).groups[0].lanes is not None
 
 
 def test_what_is_longer_than_a_lane_is_gathered() -> None:
     sequences = Sequences([31, 32, 9])
     batch = sequences.step({0: 1, 1: 1, 2: 1})
-    assert [(group.lane, group.size) for group in batch.groups] == [(0, 2), (None, 1)]
+    assert [(group.lanes is not None, group.size) for group in batch.groups] == [(True, 2), (False, 1)]
     assert batch.lane_slots is not None and batch.lane_slots.tolist() == [31, sequences.lanes.nowhere, 32 + 9]
 
 
 def test_a_chunk_beside_decodes_and_an_append_to_a_lane() -> None:
     sequences = Sequences([5, 9, 0])
     batch = sequences.step({0: 1, 1: 1, 2: 6})
-    assert [(group.lane, group.size, group.q_len) for group in batch.groups] == [(0, 2, 1), (None, 1, 6)]
+    assert [(group.lanes is not None, group.size, group.q_len) for group in batch.groups] == [
+        (True, 2, 1), (False, 1, 6)]
     batch = sequences.step({0: 3, 1: 1})
     assert batch.lane_slots is not None and batch.lane_slots.tolist() == [6, 7, 8, 32 + 10]
 
 
 def test_models_too_large_have_none() -> None:
-    assert Lanes.fitting([lanes_module.MAX_BYTES], 32, torch.float32) is None
-    small = Lanes.fitting([8, 8], 10**6, torch.float32)
+    assert Lanes.fitting([LayerShape(1, lanes_module.MAX_BYTES, 0)], 32, torch.float32) is None
+    small = Lanes.fitting([LayerShape(1, 4, 4), LayerShape(1, 2, 6)], 10**6, torch.float32)
     assert small is not None and small.length == lanes_module.MAX_TOKENS and len(small.layers) == 2
 
 

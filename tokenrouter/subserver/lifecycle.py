@@ -47,7 +47,8 @@ class Lifecycle:
         request.accept([token], [request.role])
         told = None if request.told is None else [request.told]
         self.mailbox.post(m.FRONT_END, m.Tokens(
-            request.rid, request.incarnation, position, [token], request.role, told, request.signal))
+            request.rid, request.incarnation, position, [token], request.role, told, request.signal),
+            patient=position > 0)
         request.signal = None
 
     def hand_over(self, request: Request, target: int, peer_req: PeerReq, *, discarded: int) -> None:

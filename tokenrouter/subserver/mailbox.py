@@ -20,15 +20,22 @@ class Outbox(ABC):
     def __init__(self, index: int, epoch: int) -> None:
         self.index, self.epoch = index, epoch
         self._outbox: dict[int, list[Message]] = {}
+        self._pressing: set[int] = set()  # destinations that something is for which may not wait
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def post(self, destination: int, message: Message) -> None:
+    def post(self, destination: int, message: Message, *, patient: bool = False) -> None:
+        """`patient`: it may wait for others, as long as `flush` is told so."""
         self._outbox.setdefault(destination, []).append(message)
+        if not patient:
+            self._pressing.add(destination)
 
-    def flush(self, *, peers_only: bool = False) -> None:
-        """One envelope to each destination that there is something for."""
-        for destination in [d for d in self._outbox if not peers_only or d != FRONT_END]:
+    def flush(self, *, peers_only: bool = False, patiently: bool = False) -> None:
+        """One envelope to each destination that there is something for; `patiently`: that may not wait."""
+        for destination in [*self._outbox]:
+            if (peers_only and destination == FRONT_END) or (patiently and destination not in self._pressing):
+                continue
             envelope = Envelope(self.index, self.epoch, self._outbox.pop(destination))
+            self._pressing.discard(destination)
             self._send(destination, self._encode(envelope))
 
     @abstractmethod

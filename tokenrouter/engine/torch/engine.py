@@ -15,12 +15,12 @@ from tokenrouter.engine.graphs import CudaGraphs, GraphBackend, ScoreGraphs
 from tokenrouter.engine.paged import PagedEngine
 from tokenrouter.engine.pages import PagePool
 from tokenrouter.engine.torch import load, selftest
-from tokenrouter.engine.torch.batch import build_batch
 from tokenrouter.engine.torch.fast import FastRunner, unsupported
 from tokenrouter.engine.torch.graphs import GraphRange, StepGraphs
 from tokenrouter.engine.torch.hf import HFRunner
 from tokenrouter.engine.torch.kv import KVPool, bytes_per_token
 from tokenrouter.engine.torch.lanes import Lanes
+from tokenrouter.engine.torch.layout import build_batch
 from tokenrouter.engine.torch.runner import Runner
 
 
@@ -111,7 +111,7 @@ class TorchEngine(PagedEngine):
         lanes: Lanes | None = None
         if self._with_lanes:
             length = min(num_pages * self._page_size, self.info.context_length)
-            lanes = Lanes.fitting([shape.row for shape in self._runner.shapes], length, dtype)
+            lanes = Lanes.fitting(self._runner.shapes, length, dtype)
         self._kv = KVPool(self._runner.shapes, num_pages, self._page_size, dtype, self.device, lanes)
         self._pool = PagePool(
             num_pages, self._page_size, prefix_cache=self._prefix_cache, copy=self._kv.copy_page, counters=self.counters

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 
 from tokenrouter.engine.torch.attention import attend
 from tokenrouter.engine.torch.batch import Batch
-from tokenrouter.engine.torch.kv import KVPool, LayerShape
+from tokenrouter.engine.torch.kv import KVPool
 from tokenrouter.engine.torch.linear import Linear, make_linear
+from tokenrouter.engine.torch.shape import LayerShape
 
 FAMILY = ("qwen3", "qwen2", "llama", "mistral")
 

@@ -17,8 +17,9 @@ from tokenrouter.core import InputError
 from tokenrouter.engine.base import EngineCounters, Row
 from tokenrouter.engine.graphs import GraphBackend, smallest
 from tokenrouter.engine.pages import PagePool
-from tokenrouter.engine.torch.batch import Batch, Group, check_row
+from tokenrouter.engine.torch.batch import Batch, Group
 from tokenrouter.engine.torch.kv import KVPool
+from tokenrouter.engine.torch.layout import check_row
 from tokenrouter.engine.torch.runner import Runner
 
 _Sizes = Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1)]

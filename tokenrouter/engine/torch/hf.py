@@ -11,7 +11,8 @@ from transformers import AttentionInterface
 from tokenrouter.core import InputError
 from tokenrouter.engine.torch.attention import attend
 from tokenrouter.engine.torch.batch import Batch
-from tokenrouter.engine.torch.kv import KVPool, LayerShape
+from tokenrouter.engine.torch.kv import KVPool
+from tokenrouter.engine.torch.shape import LayerShape
 
 # (module, query [1, H, T, Dk], key, value [1, Hkv, T, D], options of the attention) -> [T, H * Dv]
 Attention = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]], torch.Tensor]

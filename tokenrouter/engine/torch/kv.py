@@ -2,24 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
 from tokenrouter.engine.torch.batch import Batch, Group
 from tokenrouter.engine.torch.lanes import Lanes
-
-
-class LayerShape(NamedTuple):
-    """What one token leaves in one layer: `num_heads` keys of `key_dim` and values of `value_dim` numbers."""
-
-    num_heads: int
-    key_dim: int
-    value_dim: int
-
-    @property
-    def row(self) -> int:
-        return self.num_heads * (self.key_dim + self.value_dim)
+from tokenrouter.engine.torch.shape import LayerShape
 
 
 class KVPool:
@@ -53,18 +41,10 @@ class KVPool:
 
     def read(self, layer: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [B, num_heads, L, key_dim] and values [B, num_heads, L, value_dim] of the group's sequences."""
-        heads, key_dim, value_dim = self.shapes[layer]
-        if group.lane is None:
-            rows = self.pages[layer].index_select(0, group.pages).view(group.size, group.kv_len, -1)
-        else:
-            assert self.lanes is not None
-            rows = self.lanes.read(layer, group.lane, group.size, group.kv_len)
-        if key_dim == value_dim:
-            both = rows.view(group.size, group.kv_len, 2 * heads, key_dim).transpose(1, 2)
-            return both[:, :heads], both[:, heads:]
-        keys = rows[..., : heads * key_dim].view(group.size, group.kv_len, heads, key_dim)
-        values = rows[..., heads * key_dim :].view(group.size, group.kv_len, heads, value_dim)
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        if group.lanes is not None:
+            return group.lanes[layer]
+        rows = self.pages[layer].index_select(0, group.pages).view(group.size, group.kv_len, -1)
+        return self.shapes[layer].split(rows)
 
     def copy_page(self, source: int, target: int) -> None:
         for pages in self.pages:

@@ -7,10 +7,12 @@ what is written to them is written to it, and can be dropped at any time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 
 from tokenrouter.engine.pages import PageTable
+from tokenrouter.engine.torch.shape import LayerShape
 
 MAX_TOKENS = 2048  # of a lane: what is longer is gathered
 MAX_LANES = 64
@@ -20,22 +22,27 @@ MAX_BYTES = 256 << 20  # of all lanes of a model; memory is taken only where som
 class Lanes:
     """Which sequence has which of `count` lanes of `length` tokens, and per layer a tensor [count * length + 1, row].
 
-    The last row is nobody's: `nowhere` is the slot of tokens of sequences without a lane. `widths`: each layer's row.
+    The last row is nobody's: `nowhere` is the slot of tokens of sequences without a lane.
     """
 
-    def __init__(self, widths: Sequence[int], count: int, length: int, dtype: torch.dtype) -> None:
+    def __init__(self, shapes: Sequence[LayerShape], count: int, length: int, dtype: torch.dtype) -> None:
         self.length, self.nowhere = length, count * length
-        self.layers = [torch.zeros(count * length + 1, width, dtype=dtype) for width in widths]
-        self._views = [layer[:-1].view(count, length, -1) for layer in self.layers]
+        self.layers: list[torch.Tensor] = []
+        # Runs of layers of one shape are one tensor, [layers, count, length, row], so that one view reads them all.
+        self._runs: list[tuple[LayerShape, torch.Tensor]] = []
+        for shape, run in groupby(shapes):
+            stack = torch.zeros(len(list(run)), count * length + 1, shape.row, dtype=dtype)
+            self.layers += stack.unbind()
+            self._runs.append((shape, stack[:, :-1].view(len(stack), count, length, -1)))
         self._of: dict[str, int] = {}
         self._free = set(range(count))
 
     @classmethod
-    def fitting(cls, widths: Sequence[int], longest: int, dtype: torch.dtype) -> Lanes | None:
+    def fitting(cls, shapes: Sequence[LayerShape], longest: int, dtype: torch.dtype) -> Lanes | None:
         """As many as fit into the bytes allowed, for sequences of at most `longest` tokens; None if not one does."""
         length = min(longest, MAX_TOKENS)
-        count = min(MAX_LANES, MAX_BYTES // (length * sum(widths) * dtype.itemsize))
-        return cls(widths, count, length, dtype) if count else None
+        count = min(MAX_LANES, MAX_BYTES // (length * sum(shape.row for shape in shapes) * dtype.itemsize))
+        return cls(shapes, count, length, dtype) if count else None
 
     def place(self, rids: Sequence[str], tables: Sequence[PageTable], allowed: int,
               pages: Sequence[torch.Tensor]) -> dict[int, int]:
@@ -76,14 +83,18 @@ class Lanes:
         if (lane := self._of.pop(rid, None)) is not None:
             self._free.add(lane)
 
-    def read(self, layer: int, first: int, count: int, length: int) -> torch.Tensor:
-        """The first `length` tokens of `count` lanes, [count, length, row]; a view."""
-        return self._views[layer][first : first + count, :length]
+    def read(self, first: int, count: int, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each layer's keys and values of the first `length` tokens of `count` lanes, as LayerShape.split has them."""
+        layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for shape, lanes in self._runs:
+            keys, values = shape.split(lanes[:, first : first + count, :length])
+            layers += zip(keys.unbind(), values.unbind(), strict=True)
+        return layers
 
     def _fill(self, lane: int, table: PageTable, pages: Sequence[torch.Tensor]) -> None:
         if not table.ids:
             return
         index = torch.tensor(table.pages)
-        for view, layer in zip(self._views, pages, strict=True):
-            rows = layer.index_select(0, index).view(-1, view.shape[2])[: len(table.ids)]
-            view[lane, : len(rows)] = rows
+        for lanes, layer in zip(self.layers, pages, strict=True):
+            rows = layer.index_select(0, index).view(-1, lanes.shape[1])[: len(table.ids)]
+            lanes[lane * self.length :][: len(rows)] = rows

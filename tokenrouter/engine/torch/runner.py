@@ -6,7 +6,8 @@ from typing import Protocol
 import torch
 
 from tokenrouter.engine.torch.batch import Batch
-from tokenrouter.engine.torch.kv import KVPool, LayerShape
+from tokenrouter.engine.torch.kv import KVPool
+from tokenrouter.engine.torch.shape import LayerShape
 
 
 class Runner(Protocol):
