@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from tokenrouter.core import InputError
 from tokenrouter.engine.torch.load import context_length
 
 STOP_S = 10.0
-_LOOK_S, _LINE_EVERY_S = 0.5, 5.0
+_LOOK_S = 0.5
 _TAIL, _ERRORS = 15, 3  # lines of a log that are shown: the last ones, and the first errors before them
 
 
@@ -97,19 +97,16 @@ class Processes:
             process.check()
 
     def wait(self, limit_s: float) -> None:
-        """Until all answer, saying on standard error how far they are; RuntimeError if one ends or `limit_s` passes."""
+        """Until all answer; RuntimeError if one ends or `limit_s` passes."""
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
         waiting = list(self._processes)
-        began = said = time.monotonic()
+        began = time.monotonic()
         with httpx.Client(timeout=2.0, verify=False) as client:  # not verify: certificates, which take long to load
             while waiting := [process for process in waiting if not process.healthy(client)]:
                 self.check()
-                now, names = time.monotonic(), ", ".join(process.name for process in waiting)
-                if now - began > limit_s:
+                if time.monotonic() - began > limit_s:
+                    names = ", ".join(process.name for process in waiting)
                     raise RuntimeError(f"no answer in {limit_s:g} s (system.options.start_s) by the server of {names}")
-                if now - said > _LINE_EVERY_S:
-                    said = now
-                    print(f"waiting for the server of {names}: {now - began:.0f} s", file=sys.stderr, flush=True)
                 time.sleep(_LOOK_S)
 
     def close(self) -> None:
@@ -120,12 +117,18 @@ class Processes:
             process.close(until)
 
 
-@contextmanager
 def running(
     spec: ClusterSpec, kind: str, python: str | None, server_args: Mapping[str, Any], start_s: float
+) -> AbstractContextManager[Processes]:
+    """A server a role, each on the core of its model, from when the context is entered. InputError at once if the
+    Python has none. Fields: conf/system/std_sglang.yaml."""
+    return _started(spec, kind, _interpreter(python, kind), server_args, start_s)
+
+
+@contextmanager
+def _started(
+    spec: ClusterSpec, kind: str, interpreter: str, server_args: Mapping[str, Any], start_s: float
 ) -> Iterator[Processes]:
-    """A server a role, each on the core of its model. Fields: conf/system/std_sglang.yaml."""
-    interpreter = _interpreter(python, kind)
     with tempfile.TemporaryDirectory(prefix="tokenrouter-") as folder:
         servers = Processes(kind)
         try:

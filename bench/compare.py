@@ -5,7 +5,9 @@ are its own (algo=r2r workload=aime load.concurrency=4 ...). An override with se
 Hydra's sweeps: `load.via=inproc,http`, `batching=eager,optimal`; of several such, every combination. Ratios are to the
 first, paired by repeat and by request: the median over the repeats, and a 95 % bootstrap interval over repeats and
 requests. `out=FOLDER` names where the runs and comparison.json go (default: below results/runs); `markdown=FILE`,
-`csv=FILE` and `plot=FILE` write the table and a picture of it there. Exit codes as bench/run.py.
+`csv=FILE` and `plot=FILE` write the table and a picture of it there. Ctrl-C and SIGTERM let the run under way write
+what it has, and show a table of those that are finished; the same command with `out=` goes on, repeating none of these.
+Exit codes as bench/run.py; 143 after SIGTERM.
 """
 from __future__ import annotations
 
@@ -18,18 +20,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # not bench/, whose modules would hide others
+    if {"-h", "--help"} & set(sys.argv[1:]):  # which need not wait for what is imported
+        print(__doc__, end="")
+        sys.exit()
+
 import msgspec
 import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # not bench/, whose modules would hide others
-
 from bench.charts import COLOURS
 from bench.paired import Interval, Paired
-from bench.series import ROOT, RunFailed, command, run, split, sweep, write_table
+from bench.series import ROOT, Interrupted, RunFailed, Turn, command, run_all, split, sweep, write_table
 from bench.validity import differences, unequal_lengths
 from tokenrouter.config import Positive, Strict
 from tokenrouter.core import InputError
@@ -67,24 +72,50 @@ def main(words: Sequence[str]) -> None:
     stamp = datetime.datetime.now().strftime("%Y-%m-%d/%H-%M-%S-compare")
     out = Path(options.out or Path("results/runs", stamp))
     compared = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    runs: list[list[dict[str, Any]]] = [[] for _ in compared]
-    for repeat in range(options.repeats):
-        for labels, made in zip(compared, runs, strict=True):
-            chosen = [f"{name}={value}" for name, value in labels.items()]
-            made.append(run(out / f"{repeat}-{folder_name(labels)}", [*chosen, "logger=none", *overrides]))
-    everything = [one for repeats in runs for one in repeats]
-    if differing := differences(everything) + unequal_lengths(everything):
+    turns = [turn(out, labels, repeat, overrides) for repeat in range(options.repeats) for labels in compared]
+    title = f"{' '.join(overrides)} (ratios to the first: median [95 % interval])"
+    summaries: list[dict[str, Any]] = []
+    try:
+        for summary in run_all(turns, len(compared)):
+            summaries.append(summary)
+    except Interrupted as stopped:
+        stopped.kept = (f"{len(summaries)} of {len(turns)} runs are finished and stay in {out}; the same command with "
+                        f"out={out} goes on")
+        if summaries and not unlike(summaries):
+            show(tabulate(compared, turns, summaries), f"after {len(summaries)} of {len(turns)} runs: {title}")
+        raise
+    if differing := unlike(summaries):
         print(f"error: the runs cannot be compared: they differ in {', '.join(differing)}", file=sys.stderr)
         raise RunFailed(1)
-    paired = [Paired([out / f"{repeat}-{folder_name(labels)}" for repeat in range(options.repeats)], made)
-              for labels, made in zip(compared, runs, strict=True)]
-    frame = compare(compared, runs, paired)
+    frame = tabulate(compared, turns, summaries)
     (out / "comparison.json").write_text(frame.to_json(orient="records", indent=2) + "\n")
     write_table(frame, options.csv, options.markdown)
     if options.plot:
         draw(frame, len(axes), Path(options.plot))
-    show(frame, f"{' '.join(overrides)} (ratios to the first: median [95 % interval])")
+    show(frame, title)
     print(f"files: {out}")
+
+
+def turn(out: Path, labels: Labels, repeat: int, overrides: Sequence[str]) -> Turn:
+    chosen, name = [f"{axis}={value}" for axis, value in labels.items()], " ".join(labels.values())
+    return Turn(name, f"{name} (repeat {repeat + 1})", out / f"{repeat}-{folder_name(labels)}",
+                [*chosen, "logger=none", *overrides])
+
+
+def unlike(summaries: Sequence[dict[str, Any]]) -> list[str]:
+    """In what the runs differ that must not."""
+    return differences(summaries) + unequal_lengths(summaries)
+
+
+def tabulate(
+    compared: Sequence[Labels], turns: Sequence[Turn], summaries: Sequence[dict[str, Any]],
+) -> pd.DataFrame:
+    """Of the repeats that all have made or, where there is none, of those that have made the first."""
+    several = len(compared)
+    end = several * max(1, len(summaries) // several)
+    runs = [summaries[first:end:several] for first in range(min(several, len(summaries)))]
+    paired = [Paired([made.folder for made in turns[first:end:several]], own) for first, own in enumerate(runs)]
+    return compare(compared[:len(runs)], runs, paired)
 
 
 def folder_name(labels: Labels) -> str:

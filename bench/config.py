@@ -17,6 +17,7 @@ from tokenrouter.config import (
     Natural,
     Positive,
     PositiveFloat,
+    Seed,
     Strict,
 )
 from tokenrouter.core import InputError
@@ -44,7 +45,7 @@ class LoadConfig(Strict, kw_only=True):
     concurrency: Positive
     num_requests: Positive
     warmup: Natural
-    seed: Natural
+    seed: Seed
     stall_s: PositiveFloat
 
 

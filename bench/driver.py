@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from bench.launches import write_launches
 from bench.load import ClosedLoop
 from bench.logger import make_logger
 from bench.plan import Plan, prepare
-from bench.progress import ProgressView
+from bench.progress import ProgressView, waiting
 from bench.records import Progress, Trace
 from bench.report import write_report
 from bench.summary import summarise
 from bench.systems import Service, serve
 from bench.table import result_table
 from bench.timeline import write_perfetto
+from tokenrouter.core import InputError
 from tokenrouter.engine.base import ModelInfo
 from zoo.tasks.grade import Grade, Grader
 
@@ -44,24 +45,31 @@ def execute(
     InputError for bad input, and RuntimeError or KeyboardInterrupt when it ends before anything was measured.
     """
     plan = prepare(values)
-    write_config(folder, values)
+    system = serve(plan.config, plan.cluster)
+    try:
+        write_config(folder, values)
+    except OSError as error:
+        raise InputError(f"hydra.run.dir={folder}: {error.strerror}; allowed is a folder that can be written") from None
     logger = make_logger(plan.config.logger, values, folder, lambda line: err.print(f"warning: {line}", style="yellow"))
     out.print(f"{plan.config.algo.name} on {plan.workload.data_source}, {len(plan.jobs)} requests; starting "
               f"{len(plan.roles)} model(s)", highlight=False, soft_wrap=True)
     with closing(logger):
-        with ProgressView(err) as view:
+        with ExitStack() as running:
+            with waiting(err, f"{', '.join(plan.roles)} to start"):
+                service = running.enter_context(system)
+            view = running.enter_context(ProgressView(err))
 
             def watch(now: Progress) -> None:
                 view(now)
                 logger.live(now)
 
-            with serve(plan.config, plan.cluster) as service:
-                measured = measure(plan, service, watch)
+            measured = measure(plan, service, watch)
         if isinstance(measured.trace.stopped, RuntimeError):  # said at once: grading what there is takes a moment
             err.print(f"error: {measured.trace.stopped}", highlight=False, markup=False, soft_wrap=True)
         rows, summary = conclude(plan, measured, folder, command)
         logger.finish(summary, rows, curves(measured.trace, measured.reports, plan.roles), folder)
-    out.print(result_table(summary, folder))
+    out.print(result_table(summary))
+    out.print(f"files: {folder}", highlight=False, markup=False, soft_wrap=True)  # whole, to be copied
     return measured.trace
 
 

@@ -130,7 +130,7 @@ def ladder(folders: Path, out: Path, cuda: bool) -> Iterator[tuple[str, list[str
             continue  # a CPU has none anyway
         for rung, overrides in LADDER.items():
             name = f"N{N}-{rung}-graphs_{graphs}"
-            yield name, [sys.executable, "bench/run.py", *shared, *overrides, f"+engine.options.graphs={graphs}",
+            yield name, [sys.executable, "bench/run.py", *shared, *overrides, f"engine.options.graphs={graphs}",
                          f"load.concurrency={N}", f"load.num_requests={2 * N}", f"hydra.run.dir={out / name}"]
 
 

@@ -5,6 +5,7 @@ group is a table of its own. The page adds sorting and filters, and plots throug
 """
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -22,6 +23,7 @@ from bench.charts import COLOURS, svg
 from bench.entries import ROOT, Entry, load_entries
 from bench.files import write_text
 from bench.table import accuracy, number, share
+from tokenrouter.core import InputError
 
 BASELINES = ("std", "std_plus", "official", "llm_only")
 README_BEGIN, README_END = "<!-- entries -->", "<!-- /entries -->"
@@ -150,12 +152,31 @@ def _scatter(points: Sequence[tuple[str, Mapping[str, Any]]], at: Any, label: st
     return svg(draw, 4.8, 3.0)
 
 
-def write(root: Path = ROOT) -> None:
+def write(root: Path = ROOT) -> list[Path]:
+    """The files that were written. InputError, naming it, for an entry that is none; then nothing is written."""
     entries = load_entries(root)
-    write_text(root.parent / "LEADERBOARD.md", markdown(entries))
-    write_text(root.parent / "LEADERBOARD.html", html(entries))
+    texts = {root.parent / "LEADERBOARD.md": markdown(entries), root.parent / "LEADERBOARD.html": html(entries)}
     if (front := root.parents[1] / "README.md").is_file():
-        write_text(front, readme(front.read_text(), entries))
+        texts[front] = readme(front.read_text(), entries)
+    for file, text in texts.items():
+        write_text(file, text)
+    return list(texts)
+
+
+def main(words: Sequence[str]) -> int:
+    if {"-h", "--help"} & set(words):
+        print(__doc__)
+        return 0
+    if words:
+        print(f"error: {shlex.join(words)}: unknown; allowed are no words\n{__doc__}", file=sys.stderr)
+        return 2
+    try:
+        for file in write():
+            print(f"wrote {file}")
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _data(embedded: bool) -> str:
@@ -168,4 +189,4 @@ def _ratio(entry: Entry, system: str) -> str:
 
 
 if __name__ == "__main__":
-    write()
+    sys.exit(main(sys.argv[1:]))

@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 
+from bench.others import Others
 from bench.records import Job, Progress, Record, Trace
 from bench.systems import Service
 from tokenrouter.server.frontend import EndEvent, TokenEvent
@@ -26,7 +28,8 @@ class ClosedLoop:
 
     def run(self, phase: str, jobs: Sequence[Job]) -> Trace:
         """Send `jobs` in their order. A failure of the system or Ctrl-C ends the phase early; what was is kept."""
-        trace = Trace([], time.perf_counter(), 0.0, 0.0)
+        others = Others()
+        trace = Trace([], time.perf_counter(), 0.0, 0.0, 0.0)
         cpu = time.thread_time()
         active: dict[str, Record] = {}
         try:
@@ -35,6 +38,7 @@ class ClosedLoop:
             trace.stopped = stopped
             self._abandon(active)
         trace.ended = max([r.end for r in trace.records if not math.isnan(r.end)], default=time.perf_counter())
+        trace.others_busy = others.cores() / (os.cpu_count() or 1)
         trace.client_busy = (time.thread_time() - cpu) / max(time.perf_counter() - trace.began, 1e-9)
         return trace
 

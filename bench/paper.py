@@ -19,7 +19,7 @@ which the output names; `models=... engine=sglang` runs the same on GPUs. Option
     dry            a word of its own: nothing is run; what is there already, and what is predicted
 
 `list` prints the tables with the number of their cells. Runs that are there already are not repeated, so an interrupted
-command goes on. For each table <name>.csv, .md and .png are written. Exit codes as bench/run.py.
+command goes on. For each table <name>.csv, .md and .png are written. Exit codes as bench/run.py; 143 after SIGTERM.
 """
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
-
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not bench/, whose modules would hide others
+    if {"-h", "--help"} & set(sys.argv[1:]):  # which need not wait for what is imported
+        print(__doc__, end="")
+        sys.exit()
+
+import pandas as pd
 
 from bench.files import write_text
 from bench.reproduce import document
@@ -38,7 +41,7 @@ from bench.reproduce.description import PAPER, Cell, Description, axis_of, cells
 from bench.reproduce.plot import draw
 from bench.reproduce.running import Options, Series, hardware
 from bench.reproduce.tabulate import tabulate
-from bench.series import RunFailed, command, split
+from bench.series import Interrupted, RunFailed, command, split
 from tokenrouter.core import InputError
 
 WORDS = ("all", "write", "list", "keep", "dry")
@@ -97,6 +100,9 @@ def make(table: Description, found: list[Cell], options: Options, overrides: Seq
     outcomes = series.prepare(cells(table, hardware(options, overrides)))
     try:
         series.execute([outcome for outcome in outcomes if outcome.cell in found])
+    except Interrupted as stopped:
+        stopped.kept = f"finished runs and a table of them stay in {options.out}; the same command goes on"
+        raise
     finally:
         series.collect(outcomes)
         frame = tabulate(table, outcomes)

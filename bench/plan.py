@@ -17,6 +17,7 @@ from tokenrouter.cluster.build import hardware_spec, model_specs, shared_tokeniz
 from tokenrouter.cluster.models import context_length
 from tokenrouter.cluster.placement import plan_capacity
 from tokenrouter.cluster.spec import AlgorithmSpec, ClusterSpec
+from tokenrouter.config import EngineConfig
 from tokenrouter.core import InputError, SamplingParams
 from tokenrouter.engine import emulated
 from zoo.tasks.rows import Message
@@ -41,10 +42,16 @@ class Plan:
         return roles_of(self.config)
 
 
-def prepare(values: Mapping[str, Any]) -> Plan:
-    """Check a resolved configuration, read data and tokenizers. Raises InputError; starts no process."""
+def prepare(values: Mapping[str, Any], *, here: bool = True) -> Plan:
+    """Check a resolved configuration, read data and tokenizers. Raises InputError; starts no process.
+
+    `here`: the run is to be made, so that this machine must have what it takes.
+    """
     config = validate(values)
     cluster = cluster_spec(config, values)
+    if here:
+        cluster.check_machine()
+    context, capacity = min(_contexts(config, cluster)), min(plan_capacity(cluster))
     tokenizer = _tokenizer(config, cluster)
     load = config.load
     tokenize = None if tokenizer is None else partial(_prompt, tokenizer)
@@ -53,7 +60,8 @@ def prepare(values: Mapping[str, Any]) -> Plan:
     count = load.num_requests + load.concurrency * load.warmup
     jobs = [_job(config, workload, tokenize, i) for i in range(count)]
     _check_ids(jobs, emulated.VOCAB_SIZE if tokenizer is None else len(tokenizer))
-    _check_lengths(jobs, min(*_contexts(config, cluster), *plan_capacity(cluster)))
+    _check_lengths(jobs, context)
+    _check_room(jobs, capacity, config.engine)
     return Plan(values, config, cluster, workload, tokenizer, jobs[load.num_requests :], jobs[: load.num_requests])
 
 
@@ -99,11 +107,8 @@ def replica_name(algorithm: str, copy: int) -> str:
 
 def _contexts(config: RunConfig, cluster: ClusterSpec) -> list[int]:
     if config.engine.kind == "emulated":
-        options = emulated.parse_options(config.engine.options)
-        for model in cluster.models:
-            options.model(model.path)
-        return [options.context_length]
-    return [context_length(f"models.{m.name}", m.path, m.revision) for m in cluster.models]
+        return [emulated.parse_options(config.engine.options).context_length]
+    return [context_length(f"models.roles.{m.name}.path", m.path, m.revision) for m in cluster.models]
 
 
 def _tokenizer(config: RunConfig, cluster: ClusterSpec) -> PreTrainedTokenizerBase | None:
@@ -154,3 +159,15 @@ def _check_lengths(jobs: list[Job], context: int) -> None:
             raise InputError(f"workload.max_tokens={job.sampling.max_tokens}: allowed is at most {room}, as the prompt "
                              f"of problem {job.task.id} has {len(job.prompt_ids)} tokens and the models' context is "
                              f"{context}")
+
+
+def _check_room(jobs: list[Job], capacity: int, engine: EngineConfig) -> None:
+    """`capacity`: of the KV pool, in tokens."""
+    job = max(jobs, key=lambda job: len(job.prompt_ids) + job.sampling.max_tokens)
+    prompt, answer = len(job.prompt_ids), job.sampling.max_tokens
+    if prompt + answer > capacity:
+        given = f"memory_gb={engine.memory_gb:g}"
+        if engine.capacity_tokens is not None:
+            given = f"capacity_tokens={engine.capacity_tokens}"
+        raise InputError(f"engine.{given}: is room for {capacity} tokens of KV; allowed is room for {prompt + answer}, "
+                         f"as the prompt of problem {job.task.id} has {prompt} and workload.max_tokens is {answer}")

@@ -1,16 +1,27 @@
 """How far a run is: a bar on a terminal, a line now and then elsewhere. Both go to standard error."""
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 
 from bench.records import Progress
 
 _LINE_EVERY_S = 10.0
+_FIRST_WAIT_S, _WAIT_EVERY_S = 1.0, 5.0  # before the first line on what one waits for, and before each other one
 
 
 class ProgressView:
@@ -43,6 +54,32 @@ class ProgressView:
             self._bar.update(self._task, completed=now.done, rate=rate)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_EVERY_S
-            left = f"{now.elapsed_s / now.done * (now.total - now.done):.0f} s" if now.done else "unknown"
-            self._console.print(f"{now.phase}: {now.done}/{now.total} requests, {rate}, left: {left}", highlight=False)
+            left = f", left: {now.elapsed_s / now.done * (now.total - now.done):.0f} s" if now.done else ""
+            self._console.print(f"{now.phase}: {now.done}/{now.total} requests, {rate}{left}", highlight=False)
         self._phase = now.phase
+
+
+@contextmanager
+def waiting(console: Console, what: str) -> Iterator[None]:
+    """Says what the block waits for, and for how long now."""
+    if console.is_terminal:
+        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+        with Bar(*columns, console=console, transient=True) as bar:
+            bar.add_task(f"waiting for {what}", total=None)
+            yield
+        return
+    began, over = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        pause = _FIRST_WAIT_S
+        while not over.wait(pause):
+            console.print(f"waiting for {what}: {time.monotonic() - began:.0f} s", highlight=False, soft_wrap=True)
+            pause = _WAIT_EVERY_S
+
+    teller = threading.Thread(target=tell, daemon=True, name="waiting")
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()

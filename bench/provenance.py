@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,10 @@ def provenance(plan: Plan, command: str | None) -> dict[str, Any]:
     sha, dirty = _git()
     return {
         "command": command,
-        "evidence": "emulated" if plan.config.engine.kind == "emulated" or plan.config.hardware.link else "measured",
+        "evidence": evidence(plan.config.engine.kind, plan.config.hardware.link),
         "data_source": plan.workload.data_source,
         "data_version": plan.workload.version,
-        "config_hash": _digest({name: value for name, value in plan.values.items() if name != "logger"}),
+        "config_hash": config_hash(plan.values),
         "models_hash": _models_hash(plan),
         "git_sha": sha,
         "dirty": dirty,
@@ -47,6 +48,30 @@ def provenance(plan: Plan, command: str | None) -> dict[str, Any]:
         "engine_version": _version("tokenrouter"),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def evidence(engine: str, link: Any) -> str:
+    """What figures of this engine, and of this link between the models, are."""
+    return "emulated" if engine == "emulated" or link else "measured"
+
+
+def config_hash(values: Mapping[str, Any]) -> str:
+    """Of a resolved configuration."""
+    return _digest({name: value for name, value in values.items() if name != "logger"})
+
+
+def in_history(sha: str) -> bool | None:
+    """Whether the checkout knows this commit; None where this is no checkout, or not one of the whole history."""
+    try:
+        if not (_ROOT / ".git").exists() or _ask("rev-parse", "--is-shallow-repository") == "true":
+            return None
+    except (OSError, subprocess.SubprocessError):
+        return None
+    try:
+        _ask("cat-file", "-e", f"{sha}^{{commit}}")
+    except subprocess.SubprocessError:
+        return False
+    return True
 
 
 def _models_hash(plan: Plan) -> str:
@@ -64,18 +89,17 @@ def _digest(plain: Any) -> str:
 
 def _git() -> tuple[str | None, bool | None]:
     """The checkout's commit and whether tracked files that a run may read differ from it; None where this is none."""
-
-    def ask(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(_ROOT), *words], capture_output=True, text=True, timeout=10, check=True)
-        return done.stdout.strip()
-
     if not (_ROOT / ".git").exists():
         return None, None
     try:
-        return ask("rev-parse", "HEAD"), bool(ask("status", "--porcelain", "--untracked-files=no", "--", *_READ))
+        return _ask("rev-parse", "HEAD"), bool(_ask("status", "--porcelain", "--untracked-files=no", "--", *_READ))
     except (OSError, subprocess.SubprocessError):
         return None, None
+
+
+def _ask(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(_ROOT), *words], capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()
 
 
 def _cpu() -> str:

@@ -53,10 +53,12 @@ class Progress:
 
 @dataclass(slots=True)
 class Trace:
-    """A phase of the load. `stopped`: why it ended early. `client_busy`: share of the time that the client computed."""
+    """A phase of the load. `stopped`: why it ended early. `client_busy`: share of the time that the client computed;
+    `others_busy`: of all cores' time, what other programs took."""
 
     records: list[Record]
     began: float
     ended: float
     client_busy: float
+    others_busy: float
     stopped: BaseException | None = None

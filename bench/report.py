@@ -43,7 +43,7 @@ def write_report(
     lanes, first, last = _timeline(trace, reports, roles)
     page = environment.get_template("report.html.jinja").render(
         title=f"{summary['algo']} · {summary['workload']} · {summary['system']}",
-        figures=result_rows(summary, folder), provenance=summary["provenance"], charts=charts, lanes=lanes,
+        figures=result_rows(summary), provenance=summary["provenance"], charts=charts, lanes=lanes,
         first=first, last=last, roles=list(roles), colours=COLOURS, texts=_texts(rows, tokenizer),
     )
     write_text(folder / "report.html", page)

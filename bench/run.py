@@ -42,7 +42,7 @@ def run(config: DictConfig, folder: Path, overrides: Sequence[str]) -> int:
         with contextlib.suppress(OSError):
             folder.rmdir()  # only if nothing is in it
         return BAD_INPUT
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
@@ -57,6 +57,8 @@ def main() -> int:
     def job(config: DictConfig) -> None:
         hydra_config = HydraConfig.get()
         codes.append(run(config, Path(hydra_config.runtime.output_dir), hydra_config.overrides.task))
+        if codes[-1] == INTERRUPTED:
+            raise KeyboardInterrupt  # the other runs of a sweep too
 
     def terminated(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -69,6 +71,10 @@ def main() -> int:
         from bench.config import explain_composition
 
         print(f"error: {explain_composition(error)}", file=sys.stderr)
+        return BAD_INPUT
+    except OSError as error:  # before the run: its folder could not be made
+        print(f"error: hydra.run.dir={error.filename}: {error.strerror}; allowed is a folder that can be written",
+              file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED

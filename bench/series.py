@@ -1,13 +1,20 @@
 """What the commands share that make many runs: own words, runs that are made once, and the table that comes out."""
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from statistics import fmean
+from types import FrameType
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import pandas as pd
@@ -21,6 +28,7 @@ from tokenrouter.core import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 Options = TypeVar("Options", bound=msgspec.Struct)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class RunFailed(Exception):
@@ -29,6 +37,23 @@ class RunFailed(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal has asked for the end. `kept`: what there is by then, and how to go on."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number, self.kept = number, ""
+
+
+class Turn(NamedTuple):
+    """One run of several. `kind`: those of one kind take equally long; `label`: what is said of it."""
+
+    kind: str
+    label: str
+    folder: Path
+    overrides: list[str]
 
 
 def split(words: Sequence[str], options: type[Options]) -> tuple[Options, list[str]]:
@@ -71,27 +96,99 @@ def _is_list(hint: Any) -> bool:
     return get_origin(hint) is list or any(get_origin(part) is list for part in get_args(hint))
 
 
-def run(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """The summary of the run with these overrides, made in `folder` unless it is there already.
-
-    One that was interrupted or failed on its way is made again. RunFailed if bench/run.py fails; InputError where the
-    folder holds another run.
-    """
+def finished(folder: Path, overrides: Sequence[str]) -> dict[str, Any] | None:
+    """The summary of the run with these overrides, if `folder` has it and it was not interrupted and did not fail on
+    its way. InputError where the folder holds another run."""
     file = folder / "summary.json"
-    if file.is_file():
-        summary: dict[str, Any] = json.loads(file.read_text())
-        command, asked = summary["provenance"]["command"], shlex.join(["python", "bench/run.py", *overrides])
-        if command != asked:
-            raise InputError(f"out={folder.parent}: holds the run {folder.name} of {command!r}, not of {asked!r}; "
-                             "allowed is another folder")
-        if not ended_early(summary):
-            return summary
-    code = subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "run.py"), *overrides, f"hydra.run.dir={folder}"]).returncode
+    if not file.is_file():
+        return None
+    summary: dict[str, Any] = json.loads(file.read_text())
+    command, asked = summary["provenance"]["command"], shlex.join(["python", "bench/run.py", *overrides])
+    if command != asked:
+        raise InputError(f"out={folder.parent}: holds the run {folder.name} of {command!r}, not of {asked!r}; "
+                         "allowed is another folder")
+    return None if ended_early(summary) else summary
+
+
+def run(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """The summary of the run with these overrides, made in `folder` unless it is finished there already.
+
+    RunFailed if bench/run.py fails; Interrupted when it has ended after a signal; InputError where the folder holds
+    another run.
+    """
+    if (there := finished(folder, overrides)) is not None:
+        return there
+    code = _execute([sys.executable, str(ROOT / "bench" / "run.py"), *overrides, f"hydra.run.dir={folder}"])
     if code:
         raise RunFailed(code)
-    made: dict[str, Any] = json.loads(file.read_text())
+    made: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return made
+
+
+def run_all(turns: Sequence[Turn], once: int) -> Iterator[dict[str, Any]]:
+    """The summaries of runs that are made one after the other, with a line before each: which of how many it is and,
+    when the first `once` are over, how long the rest takes. Raises as `run`."""
+    took: dict[str, float] = {}  # seconds, by kind
+    for number, turn in enumerate(turns, start=1):
+        there = finished(turn.folder, turn.overrides) is not None
+        note = ", there already" if there else ""
+        if not there and number > once and took:
+            usual = fmean(took.values())
+            left = sum(took.get(other.kind, usual) for other in turns[number - 1:])
+            note = f"; all done in about {duration(left)}"
+        print(f"turn {number} of {len(turns)}: {turn.label}{note}", flush=True)
+        began = time.monotonic()
+        summary = run(turn.folder, turn.overrides)
+        if not there:
+            took[turn.kind] = time.monotonic() - began
+        yield summary
+
+
+def duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def _execute(words: Sequence[str]) -> int:
+    """Exit code of a program. A signal goes on to it as one SIGTERM, so that it writes what it has, and is raised when
+    it has ended; a second one kills it."""
+    received: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if process is None:
+            return  # it is told as soon as it is there
+        if len(received) == 1:
+            process.terminate()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    with _signals(receive):
+        # In a group of its own: what a terminal sends to ours, it would get twice.
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0)
+        if received:
+            process.terminate()
+        code = process.wait()
+    if received:
+        raise Interrupted(received[0])
+    return code
+
+
+@contextmanager
+def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """`handler` gets the signals that end a program, but those that its caller has switched off."""
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    for number, old in before.items():
+        if old is not signal.SIG_IGN:
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def write_table(frame: pd.DataFrame, csv: Path | str | None, markdown: Path | str | None) -> None:
@@ -103,14 +200,21 @@ def write_table(frame: pd.DataFrame, csv: Path | str | None, markdown: Path | st
 
 
 def command(main: Callable[[Sequence[str]], None]) -> int:
-    """Exit code of a command on the words it was given: bench/run.py's, and 2, with one line, for bad input."""
+    """Exit code of a command on the words it was given: bench/run.py's; with one line 2 for bad input, and 128 and its
+    number for a signal (130: Ctrl-C, 143: SIGTERM)."""
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
     try:
-        main(sys.argv[1:])
+        with _signals(receive):
+            main(sys.argv[1:])
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RunFailed as failed:
         return failed.code
-    except KeyboardInterrupt:
-        return 130
+    except Interrupted as stopped:
+        print(f"stopped: {stopped.kept}" if stopped.kept else "stopped", file=sys.stderr)
+        return 128 + stopped.number
     return 0

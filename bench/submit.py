@@ -1,55 +1,80 @@
 """Adds results to the leaderboard: python bench/submit.py RUN_OR_COMPARISON_FOLDER [...]
 
-A run must be valid (BENCH rules: see `validity` in its summary.json), made from a clean commit, and route as the
-committed profile of its algorithm, models and workload says. Of a comparison (bench/compare.py) every system is added,
-with its ratios to the others; what is stored of a system is the repeat with the median throughput. Exit code 2 says
-why a folder was refused; then nothing of it is added. LEADERBOARD.md and .html are written anew.
+A run must be valid (see `validity` in its summary.json), made from a clean commit of this repository, and route as the
+committed profile of its algorithm, models and workload says, if that is of the same threshold. The figures of its
+summary must be those that its requests.jsonl and config.yaml give again (bench/recount.py). Of a comparison
+(bench/compare.py systems=[...]) every system is added, with its ratios to the others; what is stored of a system is the
+repeat with the median throughput. Exit code 2 says why a folder was refused; then nothing of it is added. An entry that
+is there already stays as it is. LEADERBOARD.md and .html are written anew.
 """
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import statistics
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-from omegaconf import OmegaConf
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not bench/, whose modules would hide others
 
-from bench.entries import ROOT, hardware_name, read_summary
+from bench.entries import NAME, NAME_WORDS, ROOT, hardware_name, load_entries, read_summary
+from bench.leaderboard import write
+from bench.provenance import in_history
+from bench.recount import Config, read_config, recount
+from bench.validity import differences, unequal_lengths
 from tokenrouter.core import InputError
 
 PROFILES = ROOT.parent / "profiles"
+SYSTEMS = ROOT.parents[1] / "conf" / "system"
 ROUTED_TOLERANCE = 0.15  # of the profile's share, and a point at least: seeds and lengths move it
 MIN_REPEATS = 3
 
 
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    summary: dict[str, Any]
+    config: Config
+
+
+@dataclass(frozen=True)
+class New:
+    """An entry to be: its folder, and what the files in it hold."""
+
+    folder: Path
+    files: Mapping[str, bytes]
+
+
 def submit(folder: Path, root: Path = ROOT, profiles: Path = PROFILES) -> list[Path]:
-    """Check and add a run, or all systems of a comparison; returns the entries' folders. InputError if refused."""
-    runs: dict[str, list[Path]] = defaultdict(list)
-    for child in sorted(folder.glob("*/summary.json")):
-        if found := re.fullmatch(r"(\d+)-([\w.-]+)", child.parent.name):
-            runs[found.group(2)].append(child.parent)
-    if not runs:
-        check(folder, profiles)
-        return [_store(folder, [], root)]
-    repeats = {len(folders) for folders in runs.values()}
-    if len(repeats) > 1 or min(repeats) < MIN_REPEATS:
-        raise InputError(
-            f"{folder}: {sorted(repeats)} repeats; allowed are {MIN_REPEATS} or more, of each system as many")
-    summaries = {system: [check(run, profiles) for run in folders] for system, folders in runs.items()}
-    speeds = {system: [s["output_throughput"] for s in given] for system, given in summaries.items()}
-    stored = []
-    for system, folders in runs.items():
-        middle = sorted(zip(speeds[system], folders, strict=True))[len(folders) // 2][1]
-        stored.append(_store(middle, ratios(speeds, system), root))
-    return stored
+    """Check and add a run, or all systems of a comparison; returns the entries' folders. InputError if refused, before
+    anything is written."""
+    labelled: dict[str, dict[int, Path]] = defaultdict(dict)
+    for file in folder.glob("*/summary.json"):
+        if found := re.fullmatch(rf"(\d+)-({NAME})", file.parent.name):
+            labelled[found.group(2)][int(found.group(1))] = file.parent
+    if not labelled:
+        run = check(folder, profiles)
+        _recount(run)
+        return _store([_entry(run, [], root)], root)
+    numbers = [sorted(folders) for folders in labelled.values()]
+    if len(numbers[0]) < MIN_REPEATS or any(other != numbers[0] for other in numbers):
+        told = ", ".join(f"{system} {sorted(folders)}" for system, folders in sorted(labelled.items()))
+        raise InputError(f"{folder}: repeats {told}; allowed are {MIN_REPEATS} or more, of each system the same")
+    runs = {system: [check(labelled[system][number], profiles) for number in numbers[0]] for system in sorted(labelled)}
+    _check_comparison(folder, runs)
+    speeds = {system: [run.summary["output_throughput"] for run in repeats] for system, repeats in runs.items()}
+    made = []
+    for system, repeats in runs.items():
+        order = sorted(range(len(repeats)), key=lambda i: speeds[system][i])
+        made.append(_entry(repeats[order[len(order) // 2]], ratios(speeds, system), root))
+    return _store(made, root)
 
 
 def ratios(speeds: Mapping[str, Sequence[float]], system: str) -> list[dict[str, Any]]:
@@ -63,26 +88,43 @@ def ratios(speeds: Mapping[str, Sequence[float]], system: str) -> list[dict[str,
     return rows
 
 
-def check(folder: Path, profiles: Path = PROFILES) -> dict[str, Any]:
-    """The summary of a run that may be an entry; InputError, with the reason, for any other."""
+def check(folder: Path, profiles: Path = PROFILES) -> Run:
+    """A run whose summary and configuration may be an entry's; InputError, with the reason, for any other."""
     summary = read_summary(folder)
     validity, origin = summary["validity"], summary["provenance"]
-    if not validity["valid"]:
-        raise InputError(f"{folder}: not valid ({'; '.join(validity['reasons'])}); allowed is a valid run")
-    if origin["git_sha"] is None or origin["dirty"]:
+    if not validity["valid"] or validity["kind"] != "full" or validity["reasons"]:
+        raise InputError(f"{folder}: not valid ({'; '.join(validity['reasons'])}), {validity['kind']}; allowed is a "
+                         "valid full run")
+    if origin["dirty"] is not False:
         raise InputError(f"{folder}: git_sha={origin['git_sha']}, dirty={origin['dirty']}; allowed is a run from a "
                          "commit without changes, so that others can repeat it")
-    config = _config(folder)
-    profile = profiles / summary["algo"] / config["models"]["name"] / f"{summary['workload']}.json"
-    if profile.is_file() and summary["system"] != "reference":
-        _check_routing(folder, summary, json.loads(profile.read_text()))
-    return summary
+    known = sorted(file.stem for file in SYSTEMS.glob("*.yaml"))
+    if summary["system"] not in known:
+        raise InputError(f"{folder}: system={summary['system']!r}; allowed is one of {', '.join(known)}")
+    config = read_config(folder, summary)
+    if not re.fullmatch(NAME, config.models.name):
+        raise InputError(f"{folder}/config.yaml: models.name={config.models.name!r}; allowed is {NAME_WORDS}")
+    _check_routing(folder, summary, config, profiles)
+    return Run(folder, summary, config)
 
 
-def _check_routing(folder: Path, summary: Mapping[str, Any], profile: Mapping[str, Any]) -> None:
+def _check_routing(folder: Path, summary: Mapping[str, Any], config: Config, profiles: Path) -> None:
     """The share of steps that leave the entry model, against the profile's, at the same threshold."""
-    P = summary["routing"]["P"]
-    if P is None or len(P) != len(profile["P"]) or summary["threshold"] != profile["threshold"]:
+    roles, P = config.roles, summary["routing"]["P"]
+    if P is None:
+        if len(roles) > 1 and config.reports and all(summary["routing"]["tokens_by_model"].values()):
+            raise InputError(f"{folder}: routing.P=None; allowed is what {summary['system']} reports where each model "
+                             "made steps")
+        return
+    if len(P) != len(roles) or any(len(row) != len(roles) or abs(sum(row) - 1) > 1e-6 for row in P):
+        raise InputError(f"{folder}: routing.P={P}; allowed are {len(roles)} rows of as many shares that sum to 1")
+    if len(roles) == 1:
+        return
+    file = profiles / summary["algo"] / config.models.name / f"{summary['workload']}.json"
+    profile = json.loads(file.read_text()) if file.is_file() else None
+    if profile is None or profile["threshold"] != summary["threshold"] or len(profile["P"]) != len(roles):
+        print(f"note: {folder}: there is no committed profile of threshold={summary['threshold']} to compare its "
+              "routing with", file=sys.stderr)
         return
     ours, known = 1 - P[0][0], 1 - profile["P"][0][0]
     allowed = max(0.01, ROUTED_TOLERANCE * known)
@@ -91,42 +133,86 @@ def _check_routing(folder: Path, summary: Mapping[str, Any], profile: Mapping[st
                          f"{allowed:.3f}, as the committed profile has it")
 
 
-def _store(folder: Path, comparison: list[dict[str, Any]], root: Path) -> Path:
-    summary, config = read_summary(folder), _config(folder)
-    origin = summary["provenance"]
-    name = f"{origin['date'][:10]}-{origin['git_sha'][:7]}-{origin['config_hash'][:7]}"
-    target = root / summary["algo"] / config["models"]["name"] / hardware_name(summary) / name
-    target.mkdir(parents=True, exist_ok=True)
-    for file in ("summary.json", "config.yaml"):
-        shutil.copyfile(folder / file, target / file)
+def _check_comparison(folder: Path, runs: Mapping[str, Sequence[Run]]) -> None:
+    """Each run must be of the system that its folder names, like the others in all else, and a run of its own."""
+    everything = [run for repeats in runs.values() for run in repeats]
+    for system, repeats in runs.items():
+        for run in repeats:
+            if run.summary["system"] != system:
+                raise InputError(f"{run.folder}: system={run.summary['system']!r}; allowed is {system!r}, as its "
+                                 "folder is called: a comparison of systems alone")
+    summaries = [run.summary for run in everything]
+    differing = [name for name in ("algo", "threshold") if any(s[name] != summaries[0][name] for s in summaries)]
+    if differing := differing + differences(summaries) + unequal_lengths(summaries):
+        raise InputError(f"{folder}: the runs cannot be compared: they differ in {', '.join(differing)}")
+    seen: dict[Any, Path] = {}
+    for run in everything:
+        date = run.summary["provenance"]["date"]
+        for value, told in ((date, f"provenance.date={date}"), (_recount(run), "e2el_ms of all requests")):
+            if (other := seen.setdefault(value, run.folder)) != run.folder:
+                raise InputError(f"{run.folder}: {told}, as in {other}; allowed are repeats, not copies")
+
+
+def _recount(run: Run) -> tuple[float, ...]:
+    """Ends of the requests, from which the summary has its figures. InputError if it has others, or of an unknown
+    commit."""
+    sha = run.summary["provenance"]["git_sha"]
+    if in_history(sha) is False:
+        raise InputError(f"{run.folder}: provenance.git_sha={sha}; allowed is a commit that this repository has")
+    return tuple(record.end for record in recount(run.folder, run.summary, run.config))
+
+
+def _entry(run: Run, comparison: list[dict[str, Any]], root: Path) -> New:
+    summary, origin = run.summary, run.summary["provenance"]
+    day = datetime.fromisoformat(origin["date"]).date()
+    name = f"{day}-{origin['git_sha'][:7]}-{origin['config_hash'][:7]}"
+    files = {name: (run.folder / name).read_bytes() for name in ("summary.json", "config.yaml")}
     if comparison:
-        (target / "comparison.json").write_text(json.dumps(comparison, indent=2) + "\n")
-    return target
+        files["comparison.json"] = (json.dumps(comparison, indent=2) + "\n").encode()
+    return New(root / summary["algo"] / run.config.models.name / hardware_name(summary) / name, files)
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.yaml"
-    if not file.is_file():
-        raise InputError(f"{folder}: has no config.yaml; allowed is the folder of a run")
-    config: Any = OmegaConf.to_container(OmegaConf.load(file))
-    return dict(config)
+def _store(made: Sequence[New], root: Path) -> list[Path]:
+    """Write entries: all, or none if one is there already and is another."""
+    missing = []
+    for new in made:
+        if not new.folder.exists():
+            missing.append(new)
+        elif {file.name: file.read_bytes() for file in new.folder.iterdir()} != new.files:
+            raise InputError(f"{new.folder}: is there already and is another; allowed is the same again, or to remove "
+                             "it before")
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=root) as parts:
+        for new in missing:
+            part = Path(parts, new.folder.name)
+            part.mkdir()
+            for name, content in new.files.items():
+                (part / name).write_bytes(content)
+            new.folder.parent.mkdir(parents=True, exist_ok=True)
+        for new in missing:
+            Path(parts, new.folder.name).rename(new.folder)
+    return [new.folder for new in made]
 
 
 def main(words: Sequence[str]) -> int:
-    from bench.leaderboard import write
-
-    if not words:
-        print(__doc__, file=sys.stderr)
-        return 2
+    if not words or {"-h", "--help"} & set(words):
+        print(__doc__, file=sys.stdout if words else sys.stderr)
+        return 0 if words else 2
     refused = False
-    for word in words:
-        try:
-            for folder in submit(Path(word)):
-                print(f"added {folder}")
-        except InputError as error:
-            print(f"error: {error}", file=sys.stderr)
-            refused = True
-    write()
+    try:
+        load_entries()  # without which no table could be written
+        for word in words:
+            try:
+                for folder in submit(Path(word)):
+                    print(f"added {folder}")
+            except InputError as error:
+                print(f"error: {error}", file=sys.stderr)
+                refused = True
+        for file in write():
+            print(f"wrote {file}")
+    except (InputError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        refused = True
     return 2 if refused else 0
 
 

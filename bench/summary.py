@@ -13,7 +13,7 @@ from bench.metrics import Steady, accuracy_interval, latencies, pass_at_k, sprea
 from bench.plan import Plan
 from bench.predict import measured_tables, nominal_tables, predict, threshold_changes, usual_threshold
 from bench.provenance import provenance
-from bench.records import Trace
+from bench.records import Record, Trace
 from bench.validity import judge
 from tokenrouter.cluster.models import revision
 from tokenrouter.engine.base import ModelInfo
@@ -30,10 +30,9 @@ def summarise(
 ) -> dict[str, Any]:
     """`reports`: Service.stats(), empty if the system gives none. `grades`: one a record, None if it was not graded."""
     config, records = plan.config, trace.records
-    done = [record for record in records if record.completed]
     duration = max(trace.ended - trace.began, 1e-9)
-    output = sum(len(record.token_ids) for record in done)
     window = steady(records, config.load.concurrency)
+    correct = [grade.correct if grade else None for grade in grades]
     return {
         "schema_version": SCHEMA_VERSION,
         "algo": config.algo.name,
@@ -45,19 +44,28 @@ def summarise(
         "sampling": msgspec.to_builtins(config.sampling) | {"max_tokens": plan.workload.max_tokens},
         "hardware": {"device": config.hardware.device, "threads": config.hardware.threads, "cores": os.cpu_count()},
         "load": _load(plan, trace),
-        "completed": len(done),
-        "failed": len(records) - len(done),
-        "duration_s": duration,
-        "total_input_tokens": sum(len(record.job.prompt_ids) for record in done),
-        "total_output_tokens": output,
-        "output_throughput": output / duration,
-        "request_throughput": len(done) / duration,
-        "steady": {"duration_s": window.duration_s, "output_throughput": window.output_throughput},
-        **latencies(records),
+        **figures(records, duration, window),
         "routing": _routing(plan, trace, models, reports, window.output_throughput),
-        "quality": _quality(plan, trace, grades) if _has_answers(plan) else None,
+        "quality": quality(plan.workload.grader, records, correct) if _has_answers(plan) else None,
         "validity": _validity(plan, trace, window, duration),
         "provenance": provenance(plan, command),
+    }
+
+
+def figures(records: Sequence[Record], duration_s: float, window: Steady) -> dict[str, Any]:
+    """What the requests alone say of a run that took `duration_s`."""
+    done = [record for record in records if record.completed]
+    output = sum(len(record.token_ids) for record in done)
+    return {
+        "completed": len(done),
+        "failed": len(records) - len(done),
+        "duration_s": duration_s,
+        "total_input_tokens": sum(len(record.job.prompt_ids) for record in done),
+        "total_output_tokens": output,
+        "output_throughput": output / duration_s,
+        "request_throughput": len(done) / duration_s,
+        "steady": {"duration_s": window.duration_s, "output_throughput": window.output_throughput},
+        **latencies(records),
     }
 
 
@@ -84,6 +92,7 @@ def _load(plan: Plan, trace: Trace) -> dict[str, Any]:
         "warmup": len(plan.warmup),
         "seed": load.seed,
         "client_busy": trace.client_busy,
+        "others_busy": trace.others_busy,
         "prefix_cache": "holds the warm-up's prompts, which are of other problems while the data set lasts",
     }
 
@@ -96,6 +105,7 @@ def _validity(plan: Plan, trace: Trace, window: Steady, duration: float) -> dict
         concurrency=plan.config.load.concurrency,
         steady_concurrency=window.concurrency,
         client_busy=trace.client_busy,
+        others_busy=trace.others_busy,
         stopped=trace.stopped,
     )
 
@@ -104,17 +114,9 @@ def _routing(
     plan: Plan, trace: Trace, models: Sequence[ModelInfo], reports: Sequence[dict[str, Any]], steady_throughput: float
 ) -> dict[str, Any]:
     """Who wrote what, and what each subserver did meanwhile (null where the system does not report it)."""
-    done = [record for record in trace.records if record.completed]
-    written = Counter(role for record in done for role in record.roles)
-    tokens = {role: written[i] for i, role in enumerate(plan.roles)}
-    total, handoffs = sum(tokens.values()), sum(record.handoffs for record in done)
-    routing: dict[str, Any] = {
-        "tokens_by_model": tokens,
-        "llm_token_fraction": tokens.get(LARGE, 0) / total if total else None,
-        "handoffs": handoffs,
-        "handoffs_per_100_tokens": 100 * handoffs / total if total else None,
-        "discarded_tokens": sum(record.discarded for record in done),
-    }
+    routing = authors(trace.records, plan.roles)
+    total = sum(routing["tokens_by_model"].values())
+    routing["discarded_tokens"] = sum(record.discarded for record in trace.records if record.completed)
     by_role = dict(zip(plan.roles, reports, strict=True)) if reports else {}
     transitions, P, C = transition_matrices(plan.config.algo.name, len(plan.roles), reports)
     return routing | {
@@ -137,6 +139,20 @@ def _routing(
         "engine": {role: report["engine"] for role, report in by_role.items()},
         "params_per_token": _params_per_token(models, transitions, total),
         "breakdown_ms": {role: report["breakdown_ms"] for role, report in by_role.items() if "breakdown_ms" in report},
+    }
+
+
+def authors(records: Sequence[Record], roles: Sequence[str]) -> dict[str, Any]:
+    """Who wrote what of the completed requests."""
+    done = [record for record in records if record.completed]
+    written = Counter(role for record in done for role in record.roles)
+    tokens = {role: written[i] for i, role in enumerate(roles)}
+    total, handoffs = sum(tokens.values()), sum(record.handoffs for record in done)
+    return {
+        "tokens_by_model": tokens,
+        "llm_token_fraction": tokens.get(LARGE, 0) / total if total else None,
+        "handoffs": handoffs,
+        "handoffs_per_100_tokens": 100 * handoffs / total if total else None,
     }
 
 
@@ -187,18 +203,14 @@ def _has_answers(plan: Plan) -> bool:
     return any(job.task.expected is not None for job in plan.jobs)
 
 
-def _quality(plan: Plan, trace: Trace, grades: Sequence[Grade | None]) -> dict[str, Any]:
+def quality(grader: str, records: Sequence[Record], grades: Sequence[bool | None]) -> dict[str, Any]:
     """Accuracy over the graded requests; all null if nothing was graded."""
-    graded = [
-        (record.job.task.id, grade.correct)
-        for record, grade in zip(trace.records, grades, strict=True)
-        if grade is not None and grade.correct is not None
-    ]
-    quality: dict[str, Any] = {"metric": f"accuracy ({plan.workload.grader})", "value": None, "n": len(graded)}
+    graded = [(record.job.task.id, grade) for record, grade in zip(records, grades, strict=True) if grade is not None]
+    found: dict[str, Any] = {"metric": f"accuracy ({grader})", "value": None, "n": len(graded)}
     if not graded:
-        return quality | {"ci95": None, "pass_at_k": None}
+        return found | {"ci95": None, "pass_at_k": None}
     problems, correct = zip(*graded, strict=True)
-    return quality | {
+    return found | {
         "value": statistics.fmean(correct),
         "ci95": list(accuracy_interval(problems, correct)),
         "pass_at_k": pass_at_k(problems, correct),

@@ -2,14 +2,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 
-def result_rows(summary: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
-    """What ran on what, how fast, how well, whether it counts, and where the files are."""
+def result_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What ran on what, how fast, how well, and whether it counts."""
     routing, quality, validity = summary["routing"], summary["quality"], summary["validity"]
     origin, load = summary["provenance"], summary["load"]
     models = ", ".join(
@@ -31,17 +30,16 @@ def result_rows(summary: Mapping[str, Any], folder: Path) -> list[tuple[str, str
                     f"{number(routing['handoffs_per_100_tokens'])} handoffs per 100 tokens"),
         ("quality", _quality(quality)),
         ("valid", ("yes" if validity["valid"] else "no: " + "; ".join(validity["reasons"])) + f" ({validity['kind']})"),
-        ("files", str(folder)),
     ]
 
 
-def result_table(summary: Mapping[str, Any], folder: Path) -> Table:
+def result_table(summary: Mapping[str, Any]) -> Table:
     """The same for the terminal."""
     title = f"{summary['algo']} · {summary['workload']} · {summary['system']}"
     table = Table(title=title, show_header=False, title_justify="left", pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in result_rows(summary, folder):
+    for name, text in result_rows(summary):
         table.add_row(name, text)
     return table
 

@@ -11,11 +11,12 @@ MIN_DURATION_S = 60.0
 MIN_REQUESTS_A_CLIENT = 10
 OUTPUT_TOLERANCE = 0.05  # of the tokens that compared runs write: near ties, and models that answer equally well
 MAX_CLIENT_BUSY = 0.5  # of one core: beyond, the load generator itself may be what is slow
+MAX_OTHERS_BUSY = 0.1  # of all cores' time: beyond, what was measured is the machine's other work too
 
 
 def judge(
     *, completed: int, failed: int, duration_s: float, concurrency: int, steady_concurrency: float, client_busy: float,
-    stopped: BaseException | None,
+    others_busy: float, stopped: BaseException | None,
 ) -> dict[str, Any]:
     """The `validity` of a summary. `unchecked`: demands that lack their counterpart."""
     reasons = []
@@ -34,6 +35,9 @@ def judge(
         reasons.append(f"mean concurrency {steady_concurrency:.2f} of {concurrency} in the steady window")
     if client_busy > MAX_CLIENT_BUSY:
         reasons.append(f"the load client computed {client_busy:.0%} of the time, allowed is {MAX_CLIENT_BUSY:.0%}")
+    if others_busy > MAX_OTHERS_BUSY:
+        reasons.append(f"other programs took {others_busy:.0%} of the machine's cores, allowed is "
+                       f"{MAX_OTHERS_BUSY:.0%}")
     return {
         "valid": not reasons and not short,
         "kind": "smoke" if short else "full",

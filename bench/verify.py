@@ -36,7 +36,7 @@ def verify(folder: Path, progress: Progress) -> list[tuple[str, Any]]:
                          "that has measured something") from None
     except (OSError, ValueError) as error:
         raise InputError(f"run={str(folder)!r}: allowed is a run's folder ({error})") from None
-    plan = prepare(values)
+    plan = prepare(values, here=False)
     reference = Reference.load(plan.cluster.algorithms[0].build(), [model.path for model in plan.cluster.models])
     verdicts = []
     for job, row in progress.track(list(zip(plan.jobs, rows, strict=False)), description=folder.name):

@@ -6,7 +6,7 @@ Accuracy with its interval, the large model's share of the tokens, handoffs and 
 conf/experiment/zoo.yaml: thresholds read off the calibrations' curves, or fields of the algorithm. Every point is a run
 of bench/run.py with experiment=zoo, in a folder of its own below `out` (default: results/runs/zoo); one that is there
 is not made again, so an interrupted command goes on. Writes zoo.md, zoo.csv and zoo.png to `out`, and each algorithm's
-routing at its middle point to `profiles` (default: results/profiles). Exit codes as bench/run.py.
+routing at its middle point to `profiles` (default: results/profiles). Exit codes as bench/run.py; 143 after SIGTERM.
 """
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # not bench/, whose modules would hide others
+    if {"-h", "--help"} & set(sys.argv[1:]):  # which need not wait for what is imported
+        print(__doc__, end="")
+        sys.exit()
+
 import pandas as pd
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
@@ -25,12 +31,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # not bench/, whose modules would hide others
-
 from bench.config import Level, explain_composition, validate
 from bench.plan import cluster_spec
-from bench.series import ROOT, command, run, split
+from bench.series import ROOT, Interrupted, Turn, command, run_all, split
 from bench.table import accuracy, number, share
 from bench.validity import differences
 from tokenrouter.config import Positive, Strict
@@ -232,11 +235,17 @@ def main(arguments: Sequence[str]) -> None:
     if options.requests is not None:
         overrides.append(f"load.num_requests={options.requests}")
     entries, out = plan(options.algos, overrides), Path(options.out)
+    own = [word for word in overrides if not word.startswith("zoo.")]
+    turns = [Turn(name := f"{entry.name}-{point.name}", name, out / name, [
+        "experiment=zoo", "~zoo", f"algo={entry.name}", *point.overrides(), *own])
+        for entry in entries for point in entry.points]
+    try:
+        summaries = iter(list(run_all(turns, once=1)))
+    except Interrupted as stopped:
+        stopped.kept = f"finished runs stay in {out}; the same command goes on"
+        raise
     for entry in entries:
-        for point in entry.points:
-            entry.summaries.append(run(out / f"{entry.name}-{point.name}", [
-                "experiment=zoo", "~zoo", f"algo={entry.name}", *point.overrides(),
-                *(word for word in overrides if not word.startswith("zoo."))]))
+        entry.summaries = [next(summaries) for _ in entry.points]
     notes = [*origin(entries), *(entry.note for entry in entries if entry.note),
              *store_profiles(entries, out, Path(options.profiles))]
     frame, table = tabulate(entries), readable(entries)

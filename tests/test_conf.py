@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from bench.config import RunConfig, validate
 from tokenrouter.cluster.models import locate
+from tokenrouter.engine import parse_options
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -40,6 +41,13 @@ def test_every_choice_composes(choice: str) -> None:
     named = {"algo": config.algo.name, "models": config.models.name, "system": config.system.name,
              "workload": config.workload["name"]}
     assert named.get(group, name) == name
+
+
+@pytest.mark.parametrize("kind", [choice.partition("=")[2] for choice in CHOICES if choice.startswith("engine=")])
+def test_all_options_of_an_engine_are_in_its_yaml(kind: str) -> None:
+    """So that none takes a `+` on the command line."""
+    options = composed(f"engine={kind}").engine.options
+    assert set(options) == set(parse_options(kind, options).__struct_fields__)
 
 
 @pytest.mark.parametrize("name", [choice.partition("=")[2] for choice in CHOICES if choice.startswith("models=")])

@@ -10,7 +10,7 @@ from typing import NoReturn
 from tokenrouter.core import InputError
 
 COMMANDS = {
-    "serve": ("tokenrouter.server.serve", "serve an algorithm's models behind OpenAI's routes"),
+    "serve": ("tokenrouter.server.start", "serve an algorithm's models behind OpenAI's routes"),
     "chat": ("tokenrouter.server.chat", "talk to a server, the text coloured by the model that wrote it"),
     "top": ("tokenrouter.server.top", "watch a server's subservers"),
     "plan": ("tokenrouter.throughput.plan", "predict throughput over the batching thresholds and find the best"),

@@ -300,22 +300,23 @@ class Algorithm:
     @property
     def params(self) -> dict[str, Param]:
         """Every parameter that a request may set, by name."""
-        return {p.name: p for role in self.roles for p in _class(self.routers[role]).params}
+        return {p.name: p for role in self.roles for p in self._class(role).params}
 
     def parse(self, params: Mapping[str, Any]) -> dict[str, float | tuple[float, ...]]:
         """The numbers that a request's parameters stand for; InputError for an unknown one or one out of range."""
         known = self.params
-        for name in params:
+        parsed: dict[str, float | tuple[float, ...]] = {}
+        for name, value in params.items():
             if name not in known:
                 raise InputError(f"params.{name}: unknown; allowed for {self.name} is {sorted(known)}")
-        return {name: known[name].parse(value, self.roles) for name, value in params.items()}
+            try:
+                parsed[name] = known[name].parse(value, self.roles)
+            except InputError as error:
+                raise InputError(f"params.{error}") from None
+        return parsed
 
     def router(self, role: str) -> BaseRouter:
-        spec = dict(self.routers[role])
-        target = _class(spec)
-        if not issubclass(target, BaseRouter):
-            raise InputError(
-                f"_target_={spec['_target_']!r}: allowed is a subclass of tokenrouter.interface.BaseRouter")
+        spec, target = self.routers[role], self._class(role)
         if len(self.roles) <= target.peers:
             raise InputError(f"roles={list(self.roles)}: allowed are {target.peers + 1} or more, as {target.__name__} "
                              "sends requests to another")
@@ -330,22 +331,30 @@ class Algorithm:
         if isinstance(self.entry, str):
             return self.roles.index(self.entry)
         if self._entry is None:
-            self._entry = _class(self.entry)(**{k: v for k, v in self.entry.items() if k != "_target_"})
+            self._entry = _class("entry", self.entry)(**{k: v for k, v in self.entry.items() if k != "_target_"})
         return self.roles.index(self._entry(replace(context, roles=self.roles)))
 
     def destination_role(self, role: int, destination: int) -> int:
         """The role that route's answer `destination` > 0 names, seen from `role`."""
         if not 0 < destination < len(self.roles):
-            raise ValueError(f"{self.name}: route answered {destination}, allowed is 0 to {len(self.roles) - 1}")
+            router = self.routers.get(self.roles[role], {}).get("_target_", self.name)
+            raise ValueError(f"{router}.route answered {destination}: allowed is 0 to {len(self.roles) - 1}")
         return destination - 1 if destination <= role else destination
 
+    def _class(self, role: str) -> Any:
+        found = _class(f"roles.{role}", self.routers[role])
+        if not issubclass(found, BaseRouter):
+            raise InputError(f"algo.roles.{role}._target_={self.routers[role]['_target_']!r}: allowed is a subclass of "
+                             "tokenrouter.interface.BaseRouter")
+        return found
 
-def _class(spec: Mapping[str, Any]) -> Any:
+
+def _class(field: str, spec: Mapping[str, Any]) -> Any:
     target, allowed = spec.get("_target_"), "allowed is an importable package.module.Class"
     try:
         found = pkgutil.resolve_name(str(target))
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"_target_={target!r}: {allowed} ({error})") from None
+        raise InputError(f"algo.{field}._target_={target!r}: {allowed} ({error})") from None
     if not isinstance(found, type):
-        raise InputError(f"_target_={target!r}: {allowed}, this is none")
+        raise InputError(f"algo.{field}._target_={target!r}: {allowed}, this is none")
     return found

@@ -25,7 +25,7 @@ from bench.config import explain_composition, validate
 from bench.plan import roles_of
 from bench.predict import nominal_tables, policy_of, predict, system
 from bench.reproduce.description import Cell, Description, Hardware
-from bench.series import ROOT, RunFailed, run
+from bench.series import ROOT, RunFailed, duration, run
 from bench.validity import MIN_REQUESTS_A_CLIENT, ended_early
 from tokenrouter.config import Positive, PositiveFloat, Strict
 from tokenrouter.core import InputError
@@ -151,7 +151,8 @@ class Series:
             for outcome in group:
                 outcome.requests = options.requests
             return
-        rates = {id(outcome): rate for outcome in group if (rate := self._rate(outcome))}
+        rates = {id(outcome): rate for number, outcome in enumerate(group, start=1)
+                 if (rate := self._rate(outcome, f"{number} of {len(group)}"))}
         wanted = {key: 60 * options.minutes * rate.throughput / rate.tokens for key, rate in rates.items()}
         most = max(wanted.values(), default=0.0)
         for outcome in group:
@@ -164,8 +165,8 @@ class Series:
             outcome.requests = max(least, round(min(same, affordable)))
             outcome.seconds = START_S + outcome.requests * rate.tokens / rate.throughput
 
-    def _rate(self, outcome: Outcome) -> Rate | None:
-        """None if the trial fails, which the outcome then says."""
+    def _rate(self, outcome: Outcome, which: str) -> Rate | None:
+        """Of the cell that is `which` of its group. None if the trial fails, which the outcome then says."""
         lengths = drawn_lengths(outcome.values)
         if outcome.predicted is not None and lengths is not None:
             return Rate(outcome.predicted, lengths)
@@ -174,7 +175,7 @@ class Series:
         if lengths is not None:
             more.append(f"workload.max_tokens={TRIAL_TOKENS}")
         folder = self.out / "trials" / self.folder(outcome)
-        print(f"trial: {outcome.cell.name}", flush=True)
+        print(f"{self.description.name} trial {which}: {outcome.cell.name}", flush=True)
         try:
             summary = run(folder, self.command(outcome.cell, *more))
         except RunFailed as error:
@@ -237,9 +238,3 @@ def drawn_lengths(values: dict[str, Any]) -> float | None:
     if lengths is None:
         return None
     return float(workload["max_tokens"] or sum(lengths) / 2)
-
-
-def duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

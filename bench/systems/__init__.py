@@ -30,7 +30,8 @@ class Service(Protocol):
 
 
 def serve(config: RunConfig, spec: ClusterSpec) -> AbstractContextManager[Service]:
-    """Start the system that `config` names; leaving the context stops it."""
+    """The system that `config` names: entering the context starts it, leaving stops it. InputError if it refuses to
+    serve this; ours do so here, with nothing started."""
     target = config.system.target
     if config.load.via == "http":
         if target != "bench.systems.tokenrouter.serve":

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import httpx
@@ -160,10 +160,14 @@ class _Serving(msgspec.Struct):
     error: str | None = None
 
 
-@contextmanager
-def serve(spec: ClusterSpec, models: ModelsConfig) -> Iterator[Service]:
+def serve(spec: ClusterSpec, models: ModelsConfig) -> AbstractContextManager[Service]:
     if models.tokenizer is None:
         raise InputError("load.via=http: allowed with models that have a tokenizer; inproc with all")
+    return _hosted(spec, models)
+
+
+@contextmanager
+def _hosted(spec: ClusterSpec, models: ModelsConfig) -> Iterator[Service]:
     process = subprocess.Popen([sys.executable, "-m", "bench.systems.http"], stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE,
                                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})

@@ -2,8 +2,8 @@
 itself, where there is a checkout."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from baselines import checkout, service
 from baselines.styles import style_of
@@ -11,15 +11,12 @@ from bench.systems import Service
 from tokenrouter.cluster.spec import ClusterSpec
 
 
-@contextmanager
 def serve(
     spec: ClusterSpec, *, improved: bool, like: str | None, path: str | None, command: Sequence[str], clients: int
-) -> Iterator[Service]:
+) -> AbstractContextManager[Service]:
     """`clients`: the run's concurrency. The other fields are explained in conf/system/official.yaml."""
     if path is not None:
-        with checkout.serve(spec, path, command) as outside:
-            yield outside
-        return
+        return checkout.serve(spec, path, command)
     style = style_of(spec.algorithms[0].name, like, improved=improved)
-    with service.serve(spec, style, clients) as inside:
-        yield inside
+    service.refuse_drafts(spec)
+    return service.serve(spec, style, clients)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from baselines import launch, served, service
@@ -11,13 +11,18 @@ from bench.systems import Service
 from tokenrouter.cluster.spec import ClusterSpec
 
 
-@contextmanager
 def serve(
     spec: ClusterSpec, *, server: str, python: str | None, server_args: Mapping[str, Any], start_s: float, clients: int
-) -> Iterator[Service]:
+) -> AbstractContextManager[Service]:
     """Fields: conf/system/std_sglang.yaml."""
     service.refuse_drafts(spec)
     served.check(spec, server, f"std_{server}")
-    with launch.running(spec, server, python, server_args, start_s) as servers, \
-            service.serve(spec, STD, clients, servers.at, servers.check) as dispatcher:
+    return _dispatched(spec, clients, launch.running(spec, server, python, server_args, start_s))
+
+
+@contextmanager
+def _dispatched(
+    spec: ClusterSpec, clients: int, running: AbstractContextManager[launch.Processes]
+) -> Iterator[Service]:
+    with running as servers, service.serve(spec, STD, clients, servers.at, servers.check) as dispatcher:
         yield dispatcher

@@ -229,7 +229,7 @@ def test_a_death_is_heard_of_and_nothing_is_left(make_spec: MakeSpec, pair: Algo
 def test_bad_input_is_told_as_such(make_spec: MakeSpec, pair: AlgorithmSpec) -> None:
     spec = make_spec(pair)
     spec.models[1] = replace_path(spec.models[1])
-    with pytest.raises(InputError, match=r"engine\.path='/nowhere'"):
+    with pytest.raises(InputError, match=r"models\.roles\.\*\.path='/nowhere'"):
         OfficialService(spec, OFFICIAL["r2r"], 1)
 
 

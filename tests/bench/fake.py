@@ -1,9 +1,14 @@
-"""A service in this process with a scripted course of events, and records with scripted times."""
+"""A service in this process with a scripted course of events, records with scripted times, and a stand-in for
+bench/run.py."""
 from __future__ import annotations
 
+import json
+import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from bench.records import Job, Record
@@ -94,3 +99,64 @@ def record(start: float, chunks: Sequence[tuple[float, int]], *, index: int = 0,
     last = chunks[-1][0] if chunks else start
     return Record(job(index), start, list(chunks), list(range(count)), [0] * count, last if end is None else end,
                   reason, error=error, **more)
+
+
+RUN = """
+import json, os, shlex, signal, sys, time
+from pathlib import Path
+here, folder, got = Path(__file__).parent, Path(sys.argv[-1].removeprefix("hydra.run.dir=")), []
+told = json.loads((here / "told.json").read_text())
+summary = told["summary"]
+signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
+with open(here / "made", "a") as made:
+    print(folder.name, file=made)
+if len((here / "made").read_text().splitlines()) == told["stop_at"]:
+    for number in told["signals"]:
+        os.kill(os.getppid(), number)
+        until = time.monotonic() + 20
+        while not got and time.monotonic() < until:
+            time.sleep(0.01)
+    time.sleep(20 if len(told["signals"]) > 1 else 0.2)  # to be killed; for a second signal that should not come
+    summary["validity"]["reasons"] = ["interrupted"]
+summary["provenance"]["command"] = shlex.join(["python", "bench/run.py", *sys.argv[1:-1]])
+summary["signals"], summary["own group"] = got, os.getpgrp() == os.getpid()
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "requests.jsonl").write_text(told["requests"])
+(folder / "summary.json").write_text(json.dumps(summary))
+sys.exit(130 if got else 0)
+"""
+
+
+class Program:
+    """Stands for bench/run.py below the folder `root`. `stop_at`: the run that sends `signals` to who started it, one
+    after the other, and then writes what it has, unless there is a second one."""
+
+    def __init__(self, root: Path, summary: dict[str, Any], rows: Sequence[dict[str, Any]] = ()) -> None:
+        self._folder = root / "bench"
+        self._folder.mkdir()
+        (self._folder / "run.py").write_text(RUN)
+        self._told = {"summary": summary, "requests": "".join(json.dumps(row) + "\n" for row in rows)}
+
+    def stops(self, stop_at: int = 0, signals: Sequence[int] = ()) -> None:
+        told = self._told | {"stop_at": stop_at, "signals": list(signals)}
+        (self._folder / "told.json").write_text(json.dumps(told))
+
+    @property
+    def made(self) -> list[str]:
+        """The folders' names, in the order of the runs."""
+        return (self._folder / "made").read_text().splitlines()
+
+
+@contextmanager
+def survives() -> Iterator[None]:
+    """Signals that are not handled fail the test instead of ending it and all others."""
+
+    def fail(number: int, frame: object) -> None:
+        raise AssertionError(f"not handled: signal {number}")
+
+    before = {number: signal.signal(number, fail) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -3,15 +3,19 @@ from __future__ import annotations
 import copy
 import json
 import re
+import signal
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench.compare import compare, draw, folder_name, parse
+from bench import series
+from bench.compare import compare, draw, folder_name, main, parse
 from bench.paired import Paired
 from bench.systems.replicas import Replicas
 from bench.validity import differences, unequal_lengths
+from tests.bench.fake import Program, survives
 from tokenrouter.core import InputError, SamplingParams
 from tokenrouter.server.frontend import EndEvent
 
@@ -108,6 +112,32 @@ def test_runs_of_other_data_are_not_compared():
     other = copy.deepcopy(runs[0])
     other["load"]["concurrency"] = 8
     assert differences([runs[0], other]) == ["load.concurrency"] and not differences(runs[:1] * 3)
+
+
+@pytest.mark.parametrize(("stop_at", "rows"), [(4, 2), (2, 1)])
+def test_what_is_stopped_shows_what_is_finished_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stop_at: int, rows: int
+):
+    rows_of_a_run = [{"id": "1", "sample": 0, "output_tokens": 10, "ttft_ms": 1.0, "error": None, "e2el_ms": 9.0,
+                      "grade": True}]
+    program, out = Program(tmp_path, run(100, 2.0), rows_of_a_run), tmp_path / "out"
+    monkeypatch.setattr(series, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["compare.py", "systems=[llm_only,tokenrouter]", "repeats=2", f"out={out}"])
+    program.stops(stop_at, [signal.SIGINT])
+    with survives():
+        assert series.command(main) == 130
+    said = capsys.readouterr()
+    assert said.err == (f"stopped: {stop_at - 1} of 4 runs are finished and stay in {out}; the same command with "
+                        f"out={out} goes on\n")
+    assert f"after {stop_at - 1} of 4 runs: " in said.out and said.out.count("│ r2r") == rows
+    program.stops()
+    with survives():
+        assert series.command(main) == 0
+    turns = ["0-llm_only", "0-tokenrouter", "1-llm_only", "1-tokenrouter"]
+    assert program.made == [*turns[:stop_at], *turns[stop_at - 1:]]
+    said = capsys.readouterr()
+    assert said.out.startswith("turn 1 of 4: llm_only (repeat 1), there already\n") and said.out.count("│ r2r") == 2
+    assert len(json.loads((out / "comparison.json").read_text())) == 2
 
 
 @pytest.mark.parametrize("words, said", [

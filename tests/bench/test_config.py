@@ -39,6 +39,7 @@ def test_choices_that_do_not_exist(composed: Compose, group: str, choice: str) -
     ("workload.nope=1", "workload.nope=1: unknown; allowed is a field that the yaml in conf/workload/ has"),
     ("hardware.link.delay_ms=2", "hardware.link.delay_ms=2: hardware.link is null; allowed is hardware.link={delay_ms"),
     ("hardware.link.nope=2", "hardware.link.nope=2: unknown; allowed is one of delay_ms, gbytes_per_s"),
+    ("engine.options={nope: 0}", "engine.options.nope: unknown; allowed is a field that the yaml in conf/engine/ has"),
     ("nope", "nope: not understood; allowed is group=choice or group.field=value"),
     ("batching.B=[1,", "batching.B=[1,: not understood; allowed is group=choice or group.field=value"),
     ("load.seed=${nope}", "Interpolation key 'nope' not found"),
@@ -54,30 +55,57 @@ def test_what_cannot_be_composed(composed: Compose, override: str, said: str) ->
     (["load.num_requests=-1"], "load.num_requests=-1: allowed is a whole number >= 1"),
     (["load.warmup=-1"], "load.warmup=-1: allowed is a whole number >= 0"),
     (["load.seed=1.5"], "load.seed=1.5: allowed is a whole number >= 0"),
+    ([f"load.seed={2**63}"], f"load.seed={2**63}: allowed is a whole number >= 0 and <= {2**63 - 1}"),
+    (["load.seed=99999999999999999999999"], "load.seed=99999999999999999999999: allowed is a whole number >= 0 and "),
     (["load.mode=open"], "load.mode='open': allowed is closed"),
-    (["+load.nope=1"], "load.nope: unknown; allowed is one of mode, via, concurrency, "),
+    (["+load.nope=1"], "load.nope=1: unknown; allowed is one of mode, via, concurrency, "),
     (["~load.seed"], "load.seed: missing"),
     (["algo.threshold=1.5"], "algo.threshold=1.5: allowed is a number in [0, 1], or never, or always"),
     (["algo.threshold=-0.1"], "algo.threshold=-0.1: allowed is a number in [0, 1], or never, or always"),
     (["algo.threshold=sometimes"], "algo.threshold='sometimes': allowed is a number in [0, 1], or never, or always"),
     (["workload.max_tokens=0"], "workload.max_tokens=0: allowed is a whole number >= 1, or null"),
     (["workload.max_tokens=4000"], "workload.max_tokens=4000: allowed is at most "),
-    (["workload.version=x"], "workload.version='x': "),
+    (["workload.version=x"], "workload.version='x': allowed is a whole number"),
+    (["workload.embedded.split=bogus"], "workload.embedded.split='bogus': allowed is one of train, router, "),
+    (["workload.embedded.min_steps=1"], "workload.embedded.min_steps=1: allowed is 2 or more"),
+    (["workload.embedded.max_steps=1"], "workload.embedded.max_steps=1: allowed is min_steps (2) or more"),
     (["workload.grader=nope"], "workload.grader='nope': allowed is one of "),
     (["workload.path=nope.jsonl"], "workload.path='nope.jsonl': no such file; allowed is "),
     (["sampling.temperature=-1"], "sampling.temperature=-1: allowed is a number >= 0 and <= 100"),
     (["sampling.top_p=0"], "sampling.top_p=0: allowed is a number > 0 and <= 1"),
     (["batching=fixed", "batching.B=[1,2,3]"], "batching.B=[1, 2, 3]: allowed is 2 numbers >= 1"),
-    (["batching=fixed", "batching.B=[1,0]"], "batching.B.1=0: allowed is a whole number >= 1"),
+    (["batching=fixed", "batching.B=[1,0]"], "batching.B=[1, 0]: allowed is a list of: a whole number >= 1"),
     (["batching=slo", "batching.slo_ms=nan"], "batching.slo_ms="),
     (["algo=r2r", "algo.weights=null"], "algo.weights=None: allowed is a safetensors file of a trained r2r router"),
-    (["algo.roles.large._target_=os.system"], "_target_='os.system': allowed is an importable package.module.Class"),
-    (["algo.roles.large._target_=pathlib.Path"], "_target_='pathlib.Path': allowed is a subclass of "),
+    (["algo.roles.large._target_=os.system"], "algo.roles.large._target_='os.system': allowed is an importable "),
+    (["algo.roles.small._target_=pathlib.Path"], "algo.roles.small._target_='pathlib.Path': allowed is a subclass of "),
+    (["algo.entry={_target_: no.such.Rule}"], "algo.entry._target_='no.such.Rule': allowed is an importable "),
     (["batching.policy=nope"], "batching.policy='nope': allowed is one of eager, fixed"),
     (["hardware.threads=0"], "hardware.threads=0: allowed is a whole number >= 1"),
     (["hardware.link={delay_ms:x}"], "hardware.link.delay_ms='x': allowed is a number"),
     (["hardware.pin=nope"], "hardware.pin='nope': allowed is auto, or a list of: a whole number >= 0"),
+    (["hardware.pin=[0,99999]"], "hardware.pin=[0, 99999]: allowed on this machine are "),
+    (["hardware.device=tpu"], "hardware.device='tpu': allowed on this machine is "),
+    (["hardware.device=cuda:99"], "hardware.device='cuda:99': allowed on this machine is "),
+    (["hardware.link={delay_ms:1,gbytes_per_s:inf}"], "hardware.link.gbytes_per_s=inf: allowed is a number > 0 and "),
     (["engine.memory_gb=0"], "engine.memory_gb=0: allowed is a number > 0"),
+    (["engine.memory_gb=0.001"], "engine.memory_gb=0.001: allowed is "),
+    (["engine.reserve_gb=inf"], "engine.reserve_gb=inf: allowed is a number >= 0"),
+    (["engine.capacity_tokens=1"], "engine.capacity_tokens=1: allowed is a page (16) or more"),
+    (["engine.capacity_tokens=17"], "engine.capacity_tokens=17: is room for 16 tokens of KV; allowed is room for "),
+    (["engine.options.runner=bogus"], "engine.options.runner='bogus': allowed is one of auto, fast, hf"),
+    (["engine.options={page_size: 0}"], "engine.options.page_size=0: allowed is a whole number >= 1"),
+    (["engine.options.lanes=maybe"], "engine.options.lanes='maybe': allowed is true or false"),
+    (["engine.options.graphs=on"], "engine.options.graphs='on': allowed is one of auto, off, or a mapping"),
+    (["engine.options.graphs={tokens: []}"], "engine.options.graphs.tokens=[]: allowed is a list of one or more: "),
+    (["engine.options.graphs={tokens: [2, 1]}"], "engine.options.graphs.tokens=[2, 1]: allowed is a list of rising "),
+    (["engine.options.graphs={max_tokens: 64}"], "engine.options.graphs={'batch_sizes': "),
+    (["+engine.options.nope=1"], "engine.options.nope=1: unknown; allowed is one of runner, page_size, "),
+    (["engine=sglang", "engine.options.max_sequences=0"], "engine.options.max_sequences=0: allowed is a whole number "),
+    (["engine=sglang", "engine.options.server_args={dtype: half}"], "engine.options.server_args.dtype='half': "),
+    (["models.roles.large.dtype=int8"], "models.roles.large.dtype='int8': allowed is one of bfloat16, "),
+    (["models.load_format=pickle"], "models.load_format='pickle': allowed is one of auto, dummy"),
+    (["models.roles.large.revision=deadbeef"], "models.roles.large.revision='deadbeef': allowed with "),
     (["logger.kind=nope"], "logger.kind='nope': allowed is one of none, wandb"),
     (["~models.roles.large"], "models=tiny: has no model for the role 'large' of algo=entropy; allowed is "),
     (["~algo.roles.large"], "algo.roles=['small']: allowed are 2 or more, as EntropySmall sends requests to another"),
@@ -138,8 +166,20 @@ def test_the_command_says_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_this_machine_lacks_keeps_no_result_from_being_read(composed: Compose) -> None:
+    values = composed("hardware.device=cuda:99", "hardware.pin=[99999]", "load.num_requests=1", "load.concurrency=1")
+    assert [model.device for model in prepare(values, here=False).cluster.models] == ["cuda:99"] * 2
+
+
 def test_the_command_explains_a_choice_that_does_not_exist(tmp_path: Path) -> None:
     done = command(tmp_path, "algo=nope")
     assert done.returncode == 2
     assert done.stderr.startswith("error: algo=nope: allowed is one of ") and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_refuses_a_file_for_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = command(tmp_path, "algo=entropy", "hydra.run.dir=file")
+    assert done.returncode == 2
+    assert done.stderr == "error: hydra.run.dir=file: File exists; allowed is a folder that can be written\n"

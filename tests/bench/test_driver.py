@@ -20,6 +20,7 @@ from bench.records import Trace
 from bench.validity import comparable_by
 from tests.bench.conftest import Compose
 from tests.bench.fake import FakeService
+from tokenrouter.core import InputError
 from zoo.models.tokenizer import build
 
 NAMES = [f"{stat}_{name}_ms" for name in ("ttft", "tpot", "itl", "icl", "e2el")
@@ -146,6 +147,8 @@ def test_the_table_names_data_validity_and_files(ran: Run) -> None:
     for part in ("file:problems.jsonl@", "tok/s", "ttft", "p99", "handoffs per 100 tokens", "33.3%", "smoke"):
         assert part in text
     assert "\x1b" not in text  # no control codes where there is no terminal
+    assert text.endswith(f"\nfiles: {ran.folder}\n")  # whole, however long
+    assert str(ran.folder) not in (ran.folder / "report.html").read_text()
 
 
 def test_resolved_configuration_runs_again(ran: Run, composed: Compose, load: list[str]) -> None:
@@ -181,6 +184,23 @@ def test_a_system_that_is_gone_at_the_end_does_not_take_the_result_along(
     run = Run(composed(*load), service, tmp_path / "run", monkeypatch)
     assert run.summary["completed"] == 6 and run.summary["validity"]["reasons"][0] == "failed: gone"
     assert run.summary["routing"]["P"] is None and run.summary["routing"]["step_ms"] == {}
+
+
+@pytest.mark.parametrize(("overrides", "said"), [
+    (["system=official"], "algo=entropy: has no released code that is known here"),
+    (["system=std", "algo=speculative"], "algo=speculative: makes drafts"),
+    (["system=std_vllm", "system.options.python=/nowhere"], "system.options.python='/nowhere': cannot be started"),
+    (["folder"], "hydra.run.dir=.*: Not a directory; allowed is a folder that can be written"),
+])
+def test_what_is_refused_starts_nothing_and_leaves_nothing(
+    composed: Compose, load: list[str], problems: Path, tmp_path: Path, overrides: list[str], said: str
+) -> None:
+    folder, out = tmp_path / "run", io.StringIO()
+    if overrides == ["folder"]:
+        folder, overrides = problems / "run", []
+    with pytest.raises(InputError, match=f"^{said}"):
+        execute(composed(*load, *overrides), folder, Console(file=out), Console(file=out))
+    assert out.getvalue() == "" and not folder.exists()
 
 
 def test_what_results_are_compared_by(ran: Run, composed: Compose, load: list[str], answer: list[int], tmp_path: Path,

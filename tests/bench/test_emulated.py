@@ -43,15 +43,19 @@ def test_max_tokens_replaces_the_range() -> None:
 
 
 @pytest.mark.parametrize(("overrides", "said"), [
-    (["models=tiny"], "models.roles.*.path='zoo/models/small': allowed is a model that engine.options.models"),
+    (["models=tiny"], "models.roles.small.path='zoo/models/small': allowed is a model that engine.options.models"),
     (["engine.options.models.small.latency_ms=0"], "engine.options.models.small.latency_ms=0"),
+    (["engine.options.models.large.latency_ms=nan"], "engine.options.models.large.latency_ms=nan: allowed is "),
+    (["models.roles.small.revision=main"], "models.roles.small.revision='main': allowed with "),
     (["engine.options.contention=0.9"], "engine.options.contention=0.9"),
-    (["+engine.options.nope=1"], "engine.options="),
+    (["+engine.options.nope=1"], "engine.options.nope=1: unknown; allowed is one of models, contention, "),
     (["engine.capacity_tokens=null"], "engine.capacity_tokens=None: allowed is a number of tokens"),
-    (["engine.capacity_tokens=400"], "workload.max_tokens="),
+    (["engine.capacity_tokens=400"], "engine.capacity_tokens=400: is room for 400 tokens of KV; allowed is room for "),
     (["workload=aime"], "models.tokenizer=None: allowed is a folder or hub id, as the prompts of workload=aime"),
     (["workload.input_tokens=[9,3]"], "workload.input_tokens=[9, 3]: allowed is the least and the most"),
-    (["workload.output_tokens=[0,3]"], "workload.output_tokens"),
+    (["workload.output_tokens=[0,3]"], "workload.output_tokens=[0, 3]: allowed is a list of 2: a whole number >= 1"),
+    (["workload.input_tokens=[3]"], "workload.input_tokens=[3]: allowed is a list of 2: a whole number >= 1"),
+    ([f"workload.seed={2**63}"], f"workload.seed={2**63}: allowed is a whole number >= 0 and <= {2**63 - 1}"),
     (["workload.vocab_size=1000"], "prompts: hold the token id "),
     (["algo.P=[[0.5,0.4],[1,0]]"], "algo.P[0]: [0.5, 0.4] sums to 0.9"),
     (["algo.P=[[1]]", "algo.C=[[1]]"], "algo.P: has 1 rows; allowed is 2, one for each of ['small', 'large']"),

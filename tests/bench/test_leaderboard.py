@@ -1,91 +1,246 @@
 """What becomes an entry, what is refused, and that the committed table is that of the committed entries."""
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench import leaderboard, provenance
 from bench import submit as submitting
-from bench.entries import ROOT, load_entries
+from bench.config import validate
+from bench.entries import ROOT, hardware_name, load_entries
+from bench.files import request_rows, write_config, write_requests
 from bench.leaderboard import html, markdown, readme, write
+from bench.plan import prepare
+from bench.records import Record, Trace
 from bench.submit import submit
-from tests.bench.test_report import summary as shown
-from tokenrouter.core import InputError
+from bench.summary import summarise
+from tests.bench.conftest import Compose
+from tests.bench.fake import info, report
+from tokenrouter.core import FinishReason, InputError
+from zoo.tasks.grade import Grade
+
+SHA = "0123456789" * 4
+CLIENTS, TURNS, TOKENS = 4, 12, 8
+Make = Callable[..., Path]
 
 
-def make_run(folder: Path, **changes: Any) -> Path:
-    """A valid run's files; `a__b=c` sets summary["a"]["b"]."""
-    summary = shown() | {
-        "schema_version": 1, "threshold": 0.5, "sampling": {"temperature": 0.0},
-        "quality": {"value": 0.9, "ci95": [0.8, 0.95], "n": 20, "metric": "accuracy", "pass_at_k": None},
-        "validity": {"valid": True, "kind": "full", "reasons": []},
-        "median_tpot_ms": 1.5, "p99_tpot_ms": 2.0,
-    }
-    summary["hardware"] = {"device": "cpu", "threads": 1, "cores": 2}
-    summary["load"] = {"mode": "closed", "concurrency": 4, "num_requests": 80, "seed": 0}
-    summary["routing"] |= {"P": [[0.9, 0.1], [1.0, 0.0]]}
-    summary["provenance"] |= {
-        "models_hash": "m", "git_sha": "0123456789", "dirty": False, "config_hash": f"{folder.name}abcdefgh",
-        "command": f"python bench/run.py {folder.name}",
-    }
+@pytest.fixture(scope="module")
+def make(composed: Compose, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """Writes the files of a valid run: `CLIENTS` that take `TURNS` of 5.2 s, `scale` times as long, each. `a__b=c` sets
+    summary["a"]["b"]; `of` is the system, `values` change the configuration."""
+    problems = tmp_path_factory.mktemp("problems") / "problems.jsonl"
+    problems.write_text("".join(json.dumps({"id": f"q{n}", "problem": f"{n} + 1?", "answer": n + 1}) + "\n"
+                                for n in range(CLIENTS * TURNS)))
+    words = (f"workload.path={problems}", f"load.num_requests={CLIENTS * TURNS}", f"load.concurrency={CLIENTS}",
+             "algo.threshold=0.5")
+    whole = prepare(composed(*words))
+
+    @cache
+    def finished(system: str, scale: float) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+        values = composed(*words, f"system={system}")
+        plan = replace(whole, values=values, config=validate(values))
+        records, lasts, alone = [], 5.2 * scale, len(plan.roles) == 1
+        for i, job in enumerate(plan.jobs):
+            start = 50 + i // CLIENTS * lasts + i % CLIENTS * 0.01
+            chunks = [(start + lasts * (n + 1) / (TOKENS + 0.01), 1) for n in range(TOKENS)]
+            records.append(Record(job, start, chunks, [5] * TOKENS, [0 if alone else n % 2 for n in range(TOKENS)],
+                                  start + 0.9999 * lasts, FinishReason.STOP, handoffs=0 if alone else TOKENS - 1))
+        trace = Trace(records, 50.0, max(record.end for record in records), 0.1, 0.0)
+        grades: list[Grade | None] = [Grade(i % 5 > 0, "1") for i in range(len(records))]
+        counts = [report([9], [9], 0)] if alone else [report([9, 1], [9, 0], 0), report([1, 0], [1, 0], 1)]
+        for role in counts:
+            for kind in ("transitions", "commits"):
+                role[kind] = {"entropy": role[kind]["r2r"]}
+        models = [info(role, 100) for role in plan.roles]
+        summary = summarise(plan, trace, models, counts, grades, "python bench/run.py a=b")
+        return summary, request_rows(trace, [""] * len(records), grades), values
+
+    def write_run(folder: Path, of: str = "tokenrouter", scale: float = 1.0, day: int = 1,
+                  values: dict[str, Any] | None = None, **changes: Any) -> Path:
+        summary, rows, config = copy.deepcopy(finished(of, scale))
+        summary["provenance"]["date"] = f"2026-01-{day:02}T00:00:00+00:00"
+        if values:
+            config |= {name: config[name] | value for name, value in values.items()}
+            summary["provenance"]["config_hash"] = provenance.config_hash(config)
+        _change(summary, changes)
+        write_config(folder, config)
+        write_requests(folder, rows)
+        (folder / "summary.json").write_text(json.dumps(summary))
+        return folder
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "_git", lambda: (SHA, False))
+        patch.setattr(submitting, "in_history", lambda sha: sha != "e" * 40)
+        yield write_run
+
+
+def _change(summary: dict[str, Any], changes: dict[str, Any]) -> None:
     for key, value in changes.items():
-        at, *path = key.split("__")
+        *path, at = key.split("__")
         inner: Any = summary
         for step in path:
-            inner, at = inner[at], step
+            inner = inner[step]
         inner[at] = value
-    folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "config.yaml").write_text("models: {name: tiny}\n")
-    return folder
 
 
-def test_valid_run_becomes_an_entry_in_the_table(tmp_path: Path) -> None:
-    root = tmp_path / "results" / "entries"
-    [stored] = submit(make_run(tmp_path / "run"), root)
-    assert stored.relative_to(root).parts == ("r2r", "tiny", "2x-a-cpu", "2026-01-01-0123456-runabcd")
-    write(root)
+def test_valid_run_becomes_an_entry_in_the_table(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, run = tmp_path / "results" / "entries", make(tmp_path / "run")
+    [stored] = submit(run, root)
+    summary = json.loads((run / "summary.json").read_text())
+    assert stored.relative_to(root).parts == (
+        "entropy", "tiny", hardware_name(summary), f"2026-01-01-0123456-{summary['provenance']['config_hash'][:7]}")
+    assert "no committed profile of threshold=0.5" in capsys.readouterr().err
+    assert write(root) == [root.parent / "LEADERBOARD.md", root.parent / "LEADERBOARD.html"]
     table = (root.parent / "LEADERBOARD.md").read_text()
-    assert "90.0% [80.0%, 95.0%]" in table and "`python bench/run.py run`" in table and "Measured" in table
+    assert "79.2% [" in table and "`python bench/run.py a=b`" in table and "Measured" in table
     page = (root.parent / "LEADERBOARD.html").read_text()
-    assert "90.0% [80.0%, 95.0%]" in page and '<script src="http' not in page and "<link" not in page
+    assert "79.2% [" in page and '<script src="http' not in page and "<link" not in page
+
+
+def test_an_entry_is_never_overwritten_by_another(make: Make, tmp_path: Path) -> None:
+    root, run = tmp_path / "entries", make(tmp_path / "run")
+    [stored] = submit(run, root)
+    assert submit(run, root) == [stored] and list(root.iterdir()) == [root / "entropy"]
+    (stored / "summary.json").write_text("another")
+    with pytest.raises(InputError, match=stored.name):
+        submit(run, root)
+    assert (stored / "summary.json").read_text() == "another"
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
     ({"validity__valid": False, "validity__reasons": ["too short"]}, "too short"),
+    ({"validity__kind": "smoke"}, "smoke"),
+    ({"validity__valid": "yes"}, "validity.valid='yes'"),
     ({"provenance__dirty": True}, "dirty=True"),
     ({"provenance__git_sha": None}, "git_sha=None"),
+    ({"provenance__git_sha": "HEAD"}, "git_sha='HEAD'"),
+    ({"provenance__git_sha": "e" * 40}, "git_sha=eee"),
+    ({"provenance__evidence": "paper"}, "evidence='paper'; config.yaml gives 'measured'"),
+    ({"provenance__date": "2099-99-99"}, "date='2099-99-99'"),
+    ({"provenance__config_hash": "0" * 12}, "config_hash='0+'; config.yaml gives"),
     ({"schema_version": 2}, "schema_version=2"),
+    ({"system": "warp"}, "system='warp'; allowed is one of"),
+    ({"system": "std"}, "system='std'; config.yaml gives 'tokenrouter'"),
+    ({"algo": "../up"}, "algo='../up'"),
+    ({"values": {"models": {"name": "../up"}}}, "models.name='../up'"),
+    ({"load": {}}, "load.mode: missing"),
+    ({"load__num_requests": 9}, "load.num_requests=9; config.yaml gives 48"),
+    ({"routing__P": None}, "routing.P=None"),
+    ({"routing__P": [[0.9, 0.1]]}, "routing.P="),
     ({"routing__P": [[0.8, 0.2], [1.0, 0.0]]}, "routes 0.200"),
+    ({"routing__llm_token_fraction": 0.1}, "routing.llm_token_fraction=0.1; requests.jsonl gives 0.5"),
+    ({"output_throughput": 999999}, "output_throughput=999999; requests.jsonl gives 6.1"),
+    ({"output_throughput": float("nan")}, "output_throughput=nan"),
+    ({"output_throughput": -5}, "output_throughput=-5"),
+    ({"steady__output_throughput": 9.0}, "steady.output_throughput=9.0; requests.jsonl gives 6.1"),
+    ({"completed": 1}, "completed=1; requests.jsonl gives 48"),
+    ({"failed": 500}, "failed=500; requests.jsonl gives 0"),
+    ({"duration_s": 1}, "duration_s=1; requests.jsonl gives 62"),
+    ({"p99_tpot_ms": 0.1}, "p99_tpot_ms=0.1; requests.jsonl gives"),
+    ({"mean_e2el_ms": None}, "mean_e2el_ms=None"),
+    ({"quality__value": 1.5}, "quality.value=1.5"),
+    ({"quality__value": 0.99}, "quality.value=0.99; requests.jsonl gives 0.79"),
+    ({"quality": None}, "quality=None; requests.jsonl gives"),
+    ({"load__client_busy": 0.9}, "the load client computed 90%"),
 ])  # fmt: skip
-def test_other_runs_are_refused_with_the_reason(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
-    profile = tmp_path / "profiles" / "r2r" / "tiny" / "aime.json"
+def test_other_runs_are_refused_with_the_reason(make: Make, tmp_path: Path, changes: dict[str, Any], reason: str
+                                                ) -> None:
+    profile = tmp_path / "profiles" / "entropy" / "tiny" / "aime.json"
     profile.parent.mkdir(parents=True)
     profile.write_text(json.dumps({"P": [[0.9, 0.1], [1.0, 0.0]], "threshold": 0.5}))
-    run = make_run(tmp_path / "run", **changes)
-    with pytest.raises(InputError, match=reason):
+    run = make(tmp_path / "run", **changes)
+    with pytest.raises(InputError, match=reason) as refused:
         submit(run, tmp_path / "entries", tmp_path / "profiles")
+    assert "\n" not in str(refused.value) and not (tmp_path / "entries").exists()
+
+
+@pytest.mark.parametrize(("file", "change", "reason"), [
+    ("requests.jsonl", lambda text: None, "requests.jsonl"),
+    ("requests.jsonl", lambda text: text[:-40], "line 48: "),
+    ("requests.jsonl", lambda text: text.partition("\n")[2], "has 47 requests; allowed is 48"),
+    ("requests.jsonl", lambda text: text.partition("\n")[2] + text.partition("\n")[0], "line 1: seed="),
+    ("requests.jsonl", lambda text: text.replace("[5, ", "[5, 5, ", 1), "line 1: output_tokens=8: token_ids has 9"),
+    ("requests.jsonl", lambda text: text.replace("[0, 1", "[0, 2", 1), "line 1: token_models="),
+    ("requests.jsonl", lambda text: text.replace("true", '"yes"', 1), r"line 2: .*bool.*\$.grade"),
+    ("summary.json", lambda text: "[1]", r"not \[1\]"),
+    ("summary.json", lambda text: text[:-1], "summary.json"),
+    ("config.yaml", lambda text: None, "config.yaml"),
+    ("config.yaml", lambda text: "a: [", "config.yaml"),
+    ("config.yaml", lambda text: "- 1", "mapping"),
+    ("config.yaml", lambda text: "algo: 1", "algo=1"),
+    ("config.yaml", lambda text: text.replace("stall_s: 120", "stall_s: 121"), "config_hash="),
+])  # fmt: skip
+def test_files_that_no_run_writes_are_refused_in_one_line(
+    make: Make, tmp_path: Path, file: str, change: Callable[[str], str | None], reason: str
+) -> None:
+    run = make(tmp_path / "run")
+    changed = change((run / file).read_text())
+    (run / file).unlink()
+    if changed is not None:
+        (run / file).write_text(changed)
+    with pytest.raises(InputError, match=reason) as refused:
+        submit(run, tmp_path / "entries")
+    assert "\n" not in str(refused.value) and not (tmp_path / "entries").exists()
+
+
+SLOWER = {"tokenrouter": (1.0, 1.25, 1.001), "llm_only": (2.0, 2.002, 1.251)}
+
+
+@pytest.fixture
+def comparison(make: Make, tmp_path: Path) -> Callable[..., Path]:
+    """Three repeats of two systems; `changes` are of the run of that name."""
+
+    def make_all(**changes: dict[str, Any]) -> Path:
+        for day, (repeat, system) in enumerate(((r, s) for r in range(3) for s in SLOWER), 1):
+            name = f"{repeat}-{system}"
+            given = {"of": system, "scale": SLOWER[system][repeat], "day": day} | changes.get(name, {})
+            make(tmp_path / "cmp" / name, **given)
+        return tmp_path / "cmp"
+
+    return make_all
+
+
+def test_comparison_gives_each_system_its_paired_ratios_and_its_median_run(
+    comparison: Callable[..., Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "entries"
+    assert len(submit(comparison(), root)) == 2
+    ours, theirs = load_entries(root)
+    assert ours.summary["system"] == "tokenrouter" and ours.summary["duration_s"] == pytest.approx(62.4, rel=0.01)
+    assert ours.ratio("llm_only") == {"system": "llm_only", "repeats": 3, **{
+        name: pytest.approx(value, rel=0.01) for name, value in (("ratio", 1.6), ("low", 1.25), ("high", 2.0))}}
+    assert theirs.summary["duration_s"] == pytest.approx(124.8, rel=0.01)
+    assert "1.60 [1.25, 2.00]" in markdown([ours, theirs])
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"2-llm_only": {"output_throughput": 9.0}}, "2-llm_only/summary.json: output_throughput=9.0"),
+    ({"1-llm_only": {"of": "slm_only"}}, "system='slm_only'; allowed is 'llm_only'"),
+    ({"1-llm_only": {"provenance__git_sha": "f" * 40}}, "differ in git_sha"),
+    ({"1-llm_only": {"provenance__models_hash": "other"}}, "differ in models"),
+    ({"2-tokenrouter": {"day": 1}}, "date=2026-01-01.*, as in .*0-tokenrouter"),
+    ({"2-tokenrouter": {"scale": 1.0}}, "all requests, as in .*0-tokenrouter"),
+])  # fmt: skip
+def test_comparison_that_is_none_is_refused_as_a_whole(
+    comparison: Callable[..., Path], tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InputError, match=reason):
+        submit(comparison(**changes), tmp_path / "entries")
     assert not (tmp_path / "entries").exists()
 
 
-def test_comparison_gives_each_system_its_paired_ratios_and_its_median_run(tmp_path: Path) -> None:
-    for system, speeds in (("tokenrouter", (20.0, 30.0, 25.0)), ("llm_only", (10.0, 10.0, 20.0))):
-        for repeat, speed in enumerate(speeds):
-            make_run(tmp_path / "cmp" / f"{repeat}-{system}", system=system, output_throughput=speed)
-    root = tmp_path / "entries"
-    assert len(submit(tmp_path / "cmp", root)) == 2
-    ours, theirs = load_entries(root)
-    assert (ours.summary["system"], ours.summary["output_throughput"]) == ("tokenrouter", 25.0)
-    assert ours.ratio("llm_only") == {"system": "llm_only", "ratio": 2.0, "low": 1.25, "high": 3.0, "repeats": 3}
-    assert theirs.summary["output_throughput"] == 10.0
-    assert "2.00 [1.25, 3.00]" in markdown([ours, theirs])
-
-
-def test_comparison_of_too_few_repeats_is_refused(tmp_path: Path) -> None:
+def test_comparison_of_too_few_repeats_is_refused(make: Make, tmp_path: Path) -> None:
     for repeat in range(2):
-        make_run(tmp_path / "cmp" / f"{repeat}-tokenrouter")
+        make(tmp_path / "cmp" / f"{repeat}-tokenrouter", day=repeat + 1)
     with pytest.raises(InputError, match="repeats"):
         submit(tmp_path / "cmp", tmp_path / "entries")
 
@@ -94,10 +249,10 @@ def test_comparison_of_too_few_repeats_is_refused(tmp_path: Path) -> None:
     {"provenance__evidence": "emulated"}, {"provenance__data_source": "hub:a/b@c#d"}, {"load__concurrency": 8},
     {"sampling__temperature": 1.0}, {"hardware__threads": 2},
 ])  # fmt: skip
-def test_what_cannot_be_compared_is_not_ranked_together(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_what_cannot_be_compared_is_not_ranked_together(make: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
     root = tmp_path / "entries"
-    submit(make_run(tmp_path / "a"), root)
-    submit(make_run(tmp_path / "b", **changes), root)
+    make(root / "entropy" / "tiny" / "cpu" / "a")
+    make(root / "entropy" / "tiny" / "cpu" / "b", **changes)
     entries = load_entries(root)
     assert entries[0].rank_key != entries[1].rank_key
     table = markdown(entries)
@@ -105,6 +260,25 @@ def test_what_cannot_be_compared_is_not_ranked_together(tmp_path: Path, changes:
     if any(name.startswith("provenance__") for name in changes):  # evidence or data: not even under one heading
         assert table.count("\n## ") == 2
         assert html(entries).count("<h2>") == 2
+
+
+@pytest.mark.parametrize(("file", "text"), [
+    ("summary.json", "{}"), ("summary.json", '{"schema_version": 1}'), ("comparison.json", '[{"ratio": 0}]')])
+def test_a_broken_entry_is_named_and_the_tables_stay(make: Make, tmp_path: Path, file: str, text: str) -> None:
+    root = tmp_path / "results" / "entries"
+    entry = make(root / "entropy" / "tiny" / "cpu" / "broken")
+    (entry / file).write_text(text)
+    with pytest.raises(InputError, match=f"broken/{file}: "):
+        write(root)
+    assert [path.name for path in root.parent.iterdir()] == ["entries"]
+
+
+@pytest.mark.parametrize("main", [submitting.main, leaderboard.main])
+def test_help_is_what_the_module_says(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "python bench/" in capsys.readouterr().out
+    assert main(["nonsense"] if main is leaderboard.main else []) == 2
+    assert "python bench/" in capsys.readouterr().err
 
 
 def test_committed_table_is_that_of_the_committed_entries() -> None:

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -145,18 +145,18 @@ class Runs:
     def __init__(self, speed: dict[str, float]) -> None:
         self.speed, self.made, self.stop_at = speed, [], -1
 
-    def __call__(self, command: list[str]) -> Any:
+    def __call__(self, command: list[str]) -> int:
         *overrides, folder = command[2:]
         self.made.append(overrides)
         system = next(word for word in overrides if word.startswith("system=")).removeprefix("system=")
         if len(self.made) == self.stop_at:
-            return SimpleNamespace(returncode=130)
+            raise series.Interrupted(signal.SIGTERM)
         if system not in self.speed:
-            return SimpleNamespace(returncode=1)
+            return 1
         file = Path(folder.removeprefix("hydra.run.dir="), "summary.json")
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps(run_summary(overrides, self.speed[system])))
-        return SimpleNamespace(returncode=0)
+        return 0
 
     def measured(self) -> list[tuple[str, int]]:
         """System and number of requests of each run, without trials."""
@@ -167,7 +167,7 @@ class Runs:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     stand_in = Runs({"llm_only": 100.0, "official": 10.0, "tokenrouter": 400.0})
-    monkeypatch.setattr(series, "subprocess", SimpleNamespace(run=stand_in))
+    monkeypatch.setattr(series, "_execute", stand_in)
     return stand_in
 
 
@@ -191,7 +191,7 @@ def test_compared_systems_take_turns_on_the_same_requests(runs: Runs, tmp_path: 
 
 def test_what_is_there_is_not_run_again(runs: Runs, tmp_path: Path) -> None:
     runs.stop_at = 3
-    with pytest.raises(series.RunFailed):
+    with pytest.raises(series.Interrupted):
         execute(tmp_path, repeats=2, requests=4)
     _, outcomes = execute(tmp_path, repeats=2, requests=4)
     assert len(runs.made) == 7 and [len(outcome.summaries) for outcome in outcomes] == [2, 2, 2]
@@ -284,6 +284,15 @@ def test_files_of_a_command(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFi
     assert len(pd.read_csv(tmp_path / "table2.csv")) == 36 and (tmp_path / "table2.png").stat().st_size > 1000
     main(["table=2", "only=[R2R]", "requests=4", "repeats=3", f"out={tmp_path}", "dry"])
     assert len(runs.made) == 9 and (tmp_path / "table2.md").read_text() == page  # what is there is shown, nothing run
+
+
+def test_a_stopped_command_says_what_is_kept(runs: Runs, tmp_path: Path) -> None:
+    runs.stop_at = 2
+    with pytest.raises(series.Interrupted) as stopped:
+        main(["table=2", "only=[R2R]", "requests=4", f"out={tmp_path}"])
+    assert stopped.value.kept == f"finished runs and a table of them stay in {tmp_path}; the same command goes on"
+    frame = pd.read_csv(tmp_path / "table2.csv").set_index("system")
+    assert frame.loc["LLM-only", "measured"].notna().any() and frame.loc["TokenRouter", "measured"].isna().all()
 
 
 def test_the_document_is_what_its_command_makes_of_the_kept_tables() -> None:

@@ -26,3 +26,7 @@ def test_only_what_a_run_reads_makes_a_checkout_dirty(tmp_path: Path, monkeypatc
         file.write_text("2")
         sha, found = provenance._git()
         assert sha and found is dirty, file
+        assert provenance.in_history(sha) is True
+    assert provenance.in_history("0" * 40) is False
+    monkeypatch.setattr(provenance, "_ROOT", tmp_path / "docs")
+    assert provenance.in_history("0" * 40) is None

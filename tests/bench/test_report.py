@@ -24,7 +24,7 @@ def routed() -> Trace:
     """Two requests of which the second failed; the first's third and fourth token are the large model's."""
     first = record(10.0, [(10.1, 2), (10.3, 2), (10.4, 1)])
     first.roles = [0, 0, 1, 1, 0]
-    return Trace([first, record(10.0, [], index=1, end=10.2, error="<lost>")], 10.0, 10.4, 0.1)
+    return Trace([first, record(10.0, [], index=1, end=10.2, error="<lost>")], 10.0, 10.4, 0.1, 0.0)
 
 
 def reports() -> list[dict[str, Any]]:
@@ -119,7 +119,7 @@ def test_report_shows_figures_timeline_and_texts_and_needs_nothing_else(tmp_path
 
 
 def test_report_of_a_run_in_which_nothing_completed(tmp_path: Path) -> None:
-    trace = Trace([record(10.0, [], end=10.2, error="lost")], 10.0, 10.2, 0.1)
+    trace = Trace([record(10.0, [], end=10.2, error="lost")], 10.0, 10.2, 0.1, 0.0)
     given = summary()
     given["routing"]["batch_size_histogram"] = {}
     write_report(tmp_path, given, [], trace, [], ROLES, None)

@@ -2,18 +2,19 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pandas as pd
 import pytest
 
 from bench import series
-from bench.series import RunFailed, command, run, split, write_table
+from bench.series import Interrupted, RunFailed, Turn, command, run, run_all, split, write_table
+from tests.bench.fake import Program, survives
 from tokenrouter.config import Positive, Strict
 from tokenrouter.core import InputError
 
@@ -35,7 +36,7 @@ def test_own_words_are_told_from_overrides() -> None:
 
 @pytest.mark.parametrize(("word", "said"), [
     ("repeats=0", "repeats=0: allowed is a whole number >= 1"), ("repeats=x", "repeats='x': allowed is a whole number"),
-    ("names=[", r"names=\[: not understood; allowed is"), ("names={a:1}", "names.0=.*allowed is text"),
+    ("names=[", r"names=\[: not understood; allowed is"), ("names={a:1}", "names=.*allowed is a list of: text"),
 ])
 def test_bad_words(word: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
@@ -49,7 +50,7 @@ class Runs:
         self.made: list[list[str]] = []
         self.code, self.reasons = 0, ["measured 1 s"]
 
-    def __call__(self, command: list[str]) -> Any:
+    def __call__(self, command: list[str]) -> int:
         *overrides, folder = command[2:]
         self.made.append(overrides)
         file = Path(folder.removeprefix("hydra.run.dir="), "summary.json")
@@ -57,13 +58,13 @@ class Runs:
         summary = {"n": len(self.made), "validity": {"reasons": self.reasons},
                    "provenance": {"command": " ".join(["python bench/run.py", *overrides])}}
         file.write_text(json.dumps(summary))
-        return SimpleNamespace(returncode=self.code)
+        return self.code
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     made = Runs()
-    monkeypatch.setattr(series, "subprocess", SimpleNamespace(run=made))
+    monkeypatch.setattr(series, "_execute", made)
     return made
 
 
@@ -84,6 +85,44 @@ def test_a_run_that_ended_early_is_made_again(tmp_path: Path, runs: Runs, reason
     assert run(tmp_path, ["algo=r2r"])["n"] == run(tmp_path, ["algo=r2r"])["n"] == 2
 
 
+def test_each_run_is_announced_and_the_time_left_when_it_is_known(
+    tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [Turn(name, f"{name} (repeat {repeat})", tmp_path / f"{repeat}-{name}", [f"system={name}"])
+             for repeat in (1, 2) for name in "ab"]
+    clock = iter([0, 30, 30, 40, 40, 70, 70, 80, 80])  # a: 30 s, b: 10 s
+    monkeypatch.setattr(series, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert [made["n"] for made in run_all(turns, once=2)] == [1, 2, 3, 4]
+    assert capsys.readouterr().out.splitlines() == [
+        "turn 1 of 4: a (repeat 1)", "turn 2 of 4: b (repeat 1)",
+        "turn 3 of 4: a (repeat 2); all done in about 40 s", "turn 4 of 4: b (repeat 2); all done in about 10 s"]
+    assert next(run_all(turns, once=2))["n"] == 1
+    assert capsys.readouterr().out == "turn 1 of 4: a (repeat 1), there already\n"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_lets_the_run_write_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    program = Program(tmp_path, {"validity": {"reasons": []}, "provenance": {}})
+    monkeypatch.setattr(series, "ROOT", tmp_path)
+    program.stops(1, [number])
+    with survives():
+        assert command(lambda _: run(tmp_path / "out", ["a=1"])) == code  # type: ignore[arg-type]
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["validity"]["reasons"] == ["interrupted"]
+    assert summary["signals"] == [signal.SIGTERM] and summary["own group"]  # so that it gets none twice
+    assert run(tmp_path / "out", ["a=1"])["validity"]["reasons"] == []
+
+
+def test_a_second_signal_kills_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Program(tmp_path, {"validity": {"reasons": []}, "provenance": {}}).stops(1, [signal.SIGINT, signal.SIGTERM])
+    monkeypatch.setattr(series, "ROOT", tmp_path)
+    with survives():
+        assert command(lambda _: run(tmp_path / "out", ["a=1"])) == 130  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
 def test_tables(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": [1], "b": ["x"]})
     write_table(frame, tmp_path / "t.csv", tmp_path / "t.md")
@@ -93,14 +132,14 @@ def test_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("raised", "code"), [
-    (InputError("x=1: allowed is 2"), 2), (RunFailed(1), 1), (KeyboardInterrupt(), 130), (None, 0)])
+    (InputError("x=1: allowed is 2"), 2), (RunFailed(1), 1), (Interrupted(signal.SIGTERM), 143), (None, 0)])
 def test_how_commands_end(raised: BaseException | None, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     def main(words: object) -> None:
         if raised is not None:
             raise raised
 
     assert command(main) == code
-    assert capsys.readouterr().err == ("error: x=1: allowed is 2\n" if code == 2 else "")
+    assert capsys.readouterr().err == {2: "error: x=1: allowed is 2\n", 143: "stopped\n"}.get(code, "")
 
 
 @pytest.mark.parametrize("script", ["compare.py systems=[nothing]", "paper.py", "zoo.py algos=[nothing]"])
@@ -108,3 +147,14 @@ def test_commands_refuse_bad_words_with_one_line(script: str) -> None:
     file, *words = script.split()
     done = subprocess.run([sys.executable, str(series.ROOT / "bench" / file), *words], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("script", "begins"), [
+    ("compare.py --help", "Runs side by side: "), ("paper.py -h", "The paper's tables"), ("zoo.py -h", "The zoo's ")])
+def test_help_is_shown_at_once(script: str, begins: str) -> None:
+    file, word = script.split()
+    words = [sys.executable, "-X", "importtime", str(series.ROOT / "bench" / file), word]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith(begins)
+    assert not {"torch", "pandas", "bench.series"} & {line.rpartition("|")[2].strip()
+                                                      for line in done.stderr.splitlines()}

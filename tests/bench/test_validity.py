@@ -8,7 +8,7 @@ from bench.validity import judge
 
 GOOD: dict[str, Any] = {
     "completed": 400, "failed": 0, "duration_s": 61.0, "concurrency": 4, "steady_concurrency": 3.99, "client_busy": 0.1,
-    "stopped": None,
+    "others_busy": 0.02, "stopped": None,
 }  # fmt: skip
 
 
@@ -20,7 +20,8 @@ def test_a_full_run_is_valid_and_says_what_nobody_checked() -> None:
 @pytest.mark.parametrize(("field", "value", "kind"), [
     ("failed", 1, "full"), ("duration_s", 59.0, "smoke"), ("completed", 39, "smoke"),
     ("steady_concurrency", 3.7, "full"),
-    ("client_busy", 0.9, "full"), ("stopped", KeyboardInterrupt(), "full"), ("stopped", RuntimeError("x"), "full"),
+    ("client_busy", 0.9, "full"), ("others_busy", 0.4, "full"),
+    ("stopped", KeyboardInterrupt(), "full"), ("stopped", RuntimeError("x"), "full"),
 ])  # fmt: skip
 def test_each_demand_alone_makes_it_invalid(field: str, value: object, kind: str) -> None:
     found = judge(**GOOD | {field: value})

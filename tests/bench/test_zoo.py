@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench import zoo
+from bench import series
 from bench.zoo import Curve, Entry, Point, composed, curve_of, entry_of, main, origin, plan, readable, tabulate
 from tokenrouter.core import InputError
 
@@ -105,7 +105,7 @@ def test_the_command_runs_the_points_and_writes_the_files(tmp_path: Path, monkey
         folder.mkdir(parents=True)
         return summary() | ({"models": {"small": {}}} if "slm_only" in folder.name else {})
 
-    monkeypatch.setattr(zoo, "run", run)
+    monkeypatch.setattr(series, "run", run)
     main(["algos=[slm_only,me]", "requests=8", f"out={tmp_path}", f"profiles={tmp_path}/profiles", "load.seed=3"])
     assert list(made) == ["slm_only-alone", "me-low", "me-mid", "me-high"]
     assert made["me-mid"] == ["experiment=zoo", "~zoo", "algo=me", "algo.weights=[0.5,0.3,0.2]", "load.seed=3",

@@ -143,6 +143,7 @@ def test_without_keys_a_mailbox_is_opened_on_ipc_only(tmp_path: Path):
      "allowed with transport=ipc is []"),
     ({"addresses": ["ipc:///tmp/a", "ipc:///tmp/b", "ipc:///tmp/c"]}, "allowed with transport=ipc is []"),
     ({"addresses": ["tcp://127.0.0.1:1"] * 3, "transport": "tcp"}, "allowed is 3 different addresses"),
+    ({"pin": [99999]}, "hardware.pin=[99999]: allowed on this machine are "),
     ({"link": LinkSpec(delay_ms=-1.0, gbytes_per_s=1.0)}, "hardware.link.delay_ms=-1: allowed is 0 to 1000"),
     ({"link": LinkSpec(delay_ms=1.0, gbytes_per_s=0.0)}, "hardware.link.gbytes_per_s=0: allowed is a number > 0"),
     ({"addresses": ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2", "ipc:///tmp/c"], "transport": "tcp"},

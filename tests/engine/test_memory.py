@@ -8,6 +8,8 @@ from transformers import Qwen3Config
 
 from tests.engine.conftest import MakeModel
 from tests.engine.drive import plain_model
+from tokenrouter.cluster.placement import GB, plan_capacity
+from tokenrouter.cluster.spec import ClusterSpec, EngineSpec, ModelSpec
 from tokenrouter.core import InputError
 from tokenrouter.engine.memory import Footprint, check_shards, footprint, joint_capacity
 from tokenrouter.engine.torch.engine import TorchEngine
@@ -33,12 +35,19 @@ def test_paper_scale_by_hand() -> None:
     assert joint_capacity(96 * 10**9, models, reserve=96 * 10**8) == 17_784_818_688 // 290_816 == 61_154
 
 
-def test_too_small_a_budget() -> None:
-    with pytest.raises(InputError) as error:
-        joint_capacity(1_500, [Footprint(1_000, 10), Footprint(400, 20)], reserve=50, minimum=4)
-    message = str(error.value)
-    assert "memory.budget=1500" in message and "allowed is 1570 or more" in message
-    assert joint_capacity(1_570, [Footprint(1_000, 10), Footprint(400, 20)], reserve=50, minimum=4) == 4
+def test_too_small_a_budget_is_told_what_is_enough(make_model: MakeModel) -> None:
+    path = make_model("qwen3")
+
+    def planned(memory_gb: float) -> list[int]:
+        engine = EngineSpec(memory_gb=memory_gb, reserve_gb=0.25, options={"page_size": 4})
+        return plan_capacity(ClusterSpec(models=[ModelSpec(name="m", path=path)], algorithms=[], engine=engine))
+
+    with pytest.raises(InputError, match=r"^engine\.memory_gb=0\.001: allowed is [\d.]+ or more, for ") as error:
+        planned(0.001)
+    enough = float(str(error.value).split("allowed is ")[1].split()[0])
+    [capacity] = planned(enough)
+    room = int(enough * GB) - int(0.25 * GB) - footprint(path, "float32").weight_bytes
+    assert capacity % 4 == 0 and 4 <= capacity <= room // footprint(path, "float32").bytes_per_token < capacity + 4
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])

@@ -41,8 +41,8 @@ def check_shape(response: httpx.Response) -> None:
     (TEXT, {"prompt": "1", "suffix": "x"}, "suffix"), (TEXT, {"prompt": "1", "logit_bias": {"5": 1}}, "logit_bias"),
     (TEXT, {"prompt": "1", "logprobs": 21}, "logprobs"), (TEXT, {"prompt": "1", "min_tokens": 99}, "min_tokens"),
     (TEXT, {"prompt": "1", "model": "/etc/passwd"}, "model"), (TEXT, {"prompt": "1", "model": "entropy@0.33"}, "model"),
-    (TEXT, {"prompt": "1", "routing": {"tau": 1}}, "params.tau"),
-    (TEXT, {"prompt": "1", "model": "entropy", "routing": {"threshold": 7}}, "threshold"),
+    (TEXT, {"prompt": "1", "routing": {"tau": 1}}, "routing.tau"),
+    (TEXT, {"prompt": "1", "model": "entropy", "routing": {"threshold": 7}}, "routing.threshold"),
     (CHAT, {"messages": []}, "messages"), (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
                                            "messages[0].content"),
     (CHAT, {"messages": MESSAGES, "tools": [{}]}, "tools"),
@@ -54,7 +54,8 @@ def test_what_cannot_be_done_names_its_field(local: LocalServer, path: str, body
     response = post(local, path, body)
     assert response.status_code == (404 if param == "model" else 400), response.text
     check_shape(response)
-    assert response.json()["error"]["param"] == param
+    error = response.json()["error"]
+    assert error["param"] == param and "params" not in error["message"]
 
 
 @pytest.mark.parametrize("body", [

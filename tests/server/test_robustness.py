@@ -2,8 +2,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,6 +55,29 @@ def test_beyond_the_limit_clients_are_told_when_to_come_back(slow: LocalServer):
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert slow.client.post("/v1/completions", json={"prompt": [1], "max_tokens": 2}).status_code == 200
     assert slow.settled()
+    never = slow.client.post("/v1/completions", json={"prompt": [1], "n": 5})  # however long it waits
+    assert never.status_code == 400 and never.json()["error"]["param"] == "n"
+
+
+def test_a_stream_is_logged_when_it_is_over(slow: LocalServer, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "tokenrouter.server.requests")
+
+    def lines(count: int) -> list[dict[str, Any]]:
+        deadline = time.monotonic() + 20
+        while len(caplog.messages) < count and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return [json.loads(message) for message in caplog.messages]
+
+    with slow.client.stream("POST", "/v1/completions", json={**LONG, "max_tokens": 40, "stream": True}) as response:
+        response.read()
+    (whole,) = lines(1)
+    assert (whole["status"], whole["prompt_tokens"], whole["completion_tokens"]) == (200, 2, 40)
+    assert whole["ms"] >= 40 * slow.engines[0].step_s * 1e3 and "disconnected" not in whole
+    with slow.client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+        next(response.iter_lines())
+    left = lines(2)[1]
+    assert left["disconnected"] and 0 < left["completion_tokens"] < 1900
+    assert slow.settled() and len(lines(2)) == 2
 
 
 def test_a_request_that_takes_too_long_ends():
@@ -77,6 +103,14 @@ def test_a_body_that_is_too_long_is_not_read(slow: LocalServer):
     for content in (b"x" * 20_000, (b"x" * 1000 for _ in range(20))):  # with and without a length told beforehand
         refused = slow.client.post("/v1/completions", content=content)
         assert refused.status_code == 413 and refused.json()["error"]["code"] == "body_too_large"
+
+
+def test_a_client_that_is_still_sending_what_is_too_long_sees_why_it_is_refused(slow: LocalServer):
+    host, port = slow.url.removeprefix("http://").split(":")
+    head = "POST /v1/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Length: 9000000\r\n\r\n"
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(head.encode() + b"x" * 9_000_000)
+        assert client.makefile("rb").readline().startswith(b"HTTP/1.1 413")
 
 
 def test_while_draining_health_says_so(slow: LocalServer):

@@ -108,16 +108,26 @@ def test_on_sigterm_what_is_under_way_ends_and_nothing_is_left(running: Running)
     with pytest.raises(httpx.ConnectError):
         running.client.get("/health")
     assert running.process.stderr is not None
-    logged = [json.loads(line) for line in running.process.stderr.read().splitlines()]
+    said = running.process.stderr.read().splitlines()
+    logged = [json.loads(line) for line in said if line.startswith("{")]
     assert {"method", "path", "status", "ms"} <= set(logged[0]) and "cmpl-" in logged[0]["id"]
+    assert logged[-1]["completion_tokens"] == 400
+    plain = [line for line in said if not line.startswith(("{", "loading "))]
+    assert plain == ["starting 2 model(s): small, large", "stopping: 1 answer(s) under way have 30 s to end"]
 
 
-def interrupt(process: subprocess.Popen[str]) -> None:
-    """Ctrl-C: the terminal tells the whole group. Nothing may be left, nor anything complain."""
+def interrupt(process: subprocess.Popen[str], code: int = 130) -> None:
+    """Ctrl-C, of which the terminal tells the whole group; for code 0 SIGTERM, to the command alone. Nothing may be
+    left, nor anything said but that it stops."""
     below = children(process.pid)
-    os.killpg(process.pid, signal.SIGINT)
+    if code:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.terminate()
     _, said = process.communicate(timeout=120)
-    assert (process.returncode, said) == (130, "")
+    *before, last = said.splitlines()
+    assert process.returncode == code and last.startswith("stopping: "), said
+    assert all(line.startswith(("loading ", "starting ")) for line in before), said
     deadline = time.monotonic() + 30
     while any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in below):
         assert time.monotonic() < deadline
@@ -132,13 +142,14 @@ def test_what_is_sent_in_small_pieces_leaves_at_once():
         connection.close()
 
 
-def test_ctrl_c_while_the_models_load_ends_everything():
+@pytest.mark.parametrize("code", [130, 0])
+def test_who_is_told_to_end_while_the_models_load_leaves_nothing(code: int):
     process = start("algo=entropy", "hardware.pin=[]")
     try:
         while len(children(process.pid)) < 2:
             assert process.poll() is None
             time.sleep(0.02)
-        interrupt(process)
+        interrupt(process, code)
     finally:
         process.kill()
 
@@ -181,4 +192,4 @@ def test_a_second_signal_ends_what_is_under_way():
 def test_what_is_wrong_with_the_configuration_is_told_before_anything_starts(
         capsys: pytest.CaptureFixture[str], override: str, message: str):
     assert main(["serve", "algo=entropy", override]) == 2
-    assert re.match(message, capsys.readouterr().err)
+    assert re.match(message, capsys.readouterr().err.splitlines()[-1])  # before it perhaps what was waited for

@@ -200,6 +200,7 @@ def test_health_metrics_and_info(local: LocalServer):
     info = local.client.get("/server_info").json()
     assert [model["name"] for model in info["models"]] == ["m0", "m1"] and info["context_length"] == 2000
     assert local.client.post("/flush_cache").status_code == 200
+    assert local.client.get("/").json()["openapi"] == "/openapi.json"
     paths = local.client.get("/openapi.json").json()["paths"]
     assert {"/v1/chat/completions", "/v1/models/{model}", "/abort_request"} <= set(paths)
 

@@ -1,19 +1,22 @@
 """What the terminal commands show of a running server."""
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
 
 from tests.server.local import LocalServer
 from tokenrouter.cli import main
+from tokenrouter.server import start
 from tokenrouter.server.chat import coloured
 
 
 def test_chat_shows_the_answer_and_who_wrote_it(local: LocalServer, capsys: pytest.CaptureFixture[str]):
     body = {"messages": [{"role": "user", "content": "5 + 6"}], "temperature": 0, "return_routing": True}
     choice = local.client.post("/v1/chat/completions", json=body).json()["choices"][0]
-    assert main(["chat", "--url", local.url, "5", "+", "6"]) == 0
+    assert main(["chat", "--url", f"{local.url}/v1", "5", "+", "6"]) == 0
     shown = capsys.readouterr().out
     authors = choice["routing"]["token_models"]
     assert f" m0: {authors.count(0)} " in shown and f" m1: {authors.count(1)} " in shown
@@ -23,8 +26,40 @@ def test_chat_shows_the_answer_and_who_wrote_it(local: LocalServer, capsys: pyte
 def test_chat_tells_what_the_server_refuses(local: LocalServer, capsys: pytest.CaptureFixture[str]):
     assert main(["chat", "--url", local.url, "--model", "other", "hello"]) == 2
     assert "model='other': allowed is one of toy" in capsys.readouterr().err
-    assert main(["chat", "--url", "http://127.0.0.1:1", "hello"]) == 2
-    assert main(["top", "--url", "http://127.0.0.1:1", "--once"]) == 2
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["chat", "--url", "http://127.0.0.1:1"], "--url=http://127.0.0.1:1: "),  # and asks for no question
+    (["chat", "--url", "127.0.0.1:1", "hello"], "--url=127.0.0.1:1: "),
+    (["chat", "--url", "http://here:x"], "--url=http://here:x: Invalid port"),
+    (["top", "--url", "http://127.0.0.1:1", "--once"], "--url=http://127.0.0.1:1: "),
+    (["chat", "http://localhost:1"], "question=http://localhost:1: is an address; allowed is --url http://localhost:1"),
+])
+def test_without_a_server_commands_say_so(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out.strip() == "" and err.startswith(message) and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["serve", "plan"])
+def test_what_takes_long_to_import_is_not_waited_for_in_silence(command: str):
+    code = f"import sys; from tokenrouter.cli import main\ntry: main([{command!r}, '--help'])\n" \
+        "finally: print({'torch', 'transformers', 'numpy', 'scipy', 'uvicorn'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.endswith("\nset()\n"), done
+
+
+def test_what_is_waited_for_is_said_again_and_again(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(start, "FIRST_S", 0.0)
+    monkeypatch.setattr(start, "EVERY_S", 0.01)
+    said, deadline = "", time.monotonic() + 20
+    with start.Waiting() as waiting:
+        waiting.what = lambda: "large"
+        while said.count("loading large (") < 2 and time.monotonic() < deadline:
+            said += capsys.readouterr().err
+            time.sleep(0.01)
+    assert said.count("loading large (") >= 2
 
 
 def test_models_have_different_colours():

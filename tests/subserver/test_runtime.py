@@ -2,15 +2,18 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.toy import ToyCluster, toy_algorithm, toy_reference, toy_token
 from tokenrouter.cluster.spec import AlgorithmSpec, BatchingSpec
 from tokenrouter.core import FinishReason
+from tokenrouter.interface import BaseRouter, RequestView, StepResult
 from tokenrouter.subserver import messages as m
 from tokenrouter.subserver.scheduler import SHORT_APPEND
 
@@ -172,6 +175,40 @@ def test_abort_of_what_is_over_is_nothing():
     cluster.frontend.abort(rid, FinishReason.ABORT)
     cluster.run()
     assert cluster.output(rid)[2] in ("stop", "length")
+
+
+class Wrong(BaseRouter):
+    """Answers one thing or the other that is no answer."""
+
+    answer: str
+    peers = 1
+
+    def route(self, result: StepResult) -> Any:
+        count = len(result.requests)
+        return {"list": [0] * count, "none": None, "column": torch.zeros(count, 1, dtype=torch.long),
+                "half": torch.full((count,), 0.5), "seven": torch.full((count,), 7)}.get(
+                    self.answer, torch.ones(count, dtype=torch.long))
+
+    def send(self, req: RequestView) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(("answer", "message"), [
+    ("list", r"Wrong\.route answered \[0\]: allowed is a tensor of 1 whole numbers, one for each request"),
+    ("none", r"Wrong\.route answered None: allowed is a tensor of 1 "),
+    ("column", r"Wrong\.route answered a torch.int64 tensor of shape \[1, 1\]: allowed is "),
+    ("half", r"Wrong\.route answered a torch.float32 tensor of shape \[1\]: allowed is "),
+    ("seven", r"Wrong\.route answered 7: allowed is 0 to 1"),
+    ("send", r"Wrong\.send answered None: allowed is a PeerReq"),
+])
+def test_an_answer_that_is_none_is_told_with_the_router_and_its_method(answer: str, message: str):
+    wrong = {"_target_": "tests.subserver.test_runtime.Wrong", "answer": answer}
+    algorithm = AlgorithmSpec(name="toy", roles=["m0", "m1"], entry="m0", models=[0, 1], routers={
+        "m0": wrong, "m1": {"_target_": "tests.toy.LeaveAlways"}})
+    cluster = ToyCluster([algorithm], models=2, pages=50, seed=0)
+    cluster.submit([1, 2, 3], 5)
+    with pytest.raises(ValueError, match=message):
+        cluster.run()
 
 
 @pytest.mark.parametrize("limits", [{"chunk_tokens": 17}, {"max_batch": 1}])

@@ -59,7 +59,7 @@ def test_json_with_b_and_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(("content", "message"), [
     (R2R | {"B": [4, 4]}, "B: [4, 4] can deadlock"),
     (R2R | {"threshold": 3}, "threshold: unknown field"),
-    ({"N": 4}, "P: missing"),
+    ({"N": 4}, "input.json: P, C, L_ms, delta_ms: missing"),
     ("{broken", "is not JSON"),
     ("[1, 2]", "holds a list"),
     (json.dumps(R2R).replace("0.65", "NaN"), "P[0][0]: nan"),
@@ -89,6 +89,19 @@ def test_bad_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str])
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ("", "--N, --p (or --P and --C), --L: missing; for example: tokenrouter plan --N 4 --p 0.35 --L 6.0,27.9"),
+    ("--N 4 --C [[1,0],[1,0]]", "--P, --L: missing; "),
+    ("--N 0 --p .35 --L 6,27.9", "--N: 0 is not a whole number"),
+    ("--N 4 --p .35 --L 6.05,27.9", "--L[0]: 6.05 ms is not a multiple of --delta-ms = 0.1"),
+    ("--N 4 --p .35 --L 6,7,8", "--p: 2 rows of [2] entries; --L gives 3 models"),
+    ("--N 4 --p .35 --L 6,27.9 --fix 5=1", "--fix: there is no model 5"),
+])
+def test_options_are_named_as_they_are_given(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *arguments.split()]) == 2
+    assert capsys.readouterr().err.startswith(message)
 
 
 def test_numbers_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,14 @@
 """From the sections of a configuration to a cluster's parts, with nothing started."""
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from tokenrouter.cluster.models import check_vocabularies, load_tokenizer, locate
-from tokenrouter.cluster.spec import HardwareSpec, ModelSpec
+from tokenrouter.cluster.spec import HardwareSpec, ModelSpec, usable_cores
 from tokenrouter.config import EngineConfig, HardwareConfig, ModelsConfig
 from tokenrouter.core import InputError
 
@@ -52,13 +52,17 @@ def shared_tokenizer(models: ModelsConfig, specs: Sequence[ModelSpec]) -> PreTra
 
 def _locate(models: ModelsConfig, role: str, engine: str) -> str:
     """Where a role's model is; for the emulated engine its name in the engine's options."""
-    field, path = f"models.roles.{role}.path", models.roles[role].path
-    return path if engine == "emulated" else locate(field, path)
+    field, model = f"models.roles.{role}", models.roles[role]
+    found = model.path if engine == "emulated" else locate(f"{field}.path", model.path)
+    if model.revision is not None and (engine == "emulated" or Path(found).is_dir()):
+        raise InputError(f"{field}.revision={model.revision!r}: allowed with {field}.path={model.path!r} is null, as "
+                         "only a hub id has revisions")
+    return found
 
 
 def _cores(pin: Any, subservers: int) -> list[int]:
     """`auto`: the first cores that this process may use, if each subserver can have one of its own."""
     if pin != "auto":
         return list(pin)
-    mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    mine = usable_cores()
     return mine[:subservers] if len(mine) >= subservers else []

@@ -47,6 +47,7 @@ class Cluster:
         self.restarts = 0
         self._max_restarts = max_restarts if on_death == "restart" else 0
         self._capacity = plan_capacity(spec)
+        spec.check_machine()
         self._folder = tempfile.TemporaryDirectory(prefix="tokenrouter-")  # mode 0700: sockets and logs are ours
         self._keys = Keys.generate() if spec.hardware.transport == "tcp" else None
         self._processes: list[subprocess.Popen[bytes]] = []

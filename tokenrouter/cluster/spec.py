@@ -4,6 +4,7 @@ Everything here is plain data: it travels to the subserver processes as one JSON
 """
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Literal
 
@@ -11,6 +12,8 @@ import msgspec
 import zmq
 
 from tokenrouter.core import InputError
+from tokenrouter.engine import check_machine, parse_options
+from tokenrouter.engine.options import EngineOptions
 from tokenrouter.interface import Algorithm, BaseRouter, EntryContext
 from tokenrouter.subserver.curve import Keys
 
@@ -79,6 +82,10 @@ class EngineSpec(msgspec.Struct, kw_only=True):
         """The engine's options for the model of that name."""
         return self.options | ({"tp_size": self.tp_size(model)} if "tp_size" in self.options else {})
 
+    def parsed(self, model: str) -> EngineOptions:
+        """The same, typed; InputError for the first that is unknown or out of range."""
+        return parse_options(self.kind, self.options_of(model))
+
 
 class LinkSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """An emulated link between machines: what one subserver sends another goes out at `gbytes_per_s`, and is there
@@ -90,8 +97,13 @@ class LinkSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def check(self) -> None:
         if not 0 <= self.delay_ms <= 1000:
             raise InputError(f"hardware.link.delay_ms={self.delay_ms:g}: allowed is 0 to 1000")
-        if not self.gbytes_per_s > 0:
-            raise InputError(f"hardware.link.gbytes_per_s={self.gbytes_per_s:g}: allowed is a number > 0")
+        if not 0 < self.gbytes_per_s <= 1e6:
+            raise InputError(f"hardware.link.gbytes_per_s={self.gbytes_per_s:g}: allowed is a number > 0 and <= 1e6")
+
+
+def usable_cores() -> list[int]:
+    """Those that this process may be pinned to; none where the system does not pin."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 class HardwareSpec(msgspec.Struct, kw_only=True):
@@ -102,6 +114,11 @@ class HardwareSpec(msgspec.Struct, kw_only=True):
     transport: Literal["ipc", "tcp"] = "ipc"
     addresses: list[str] = []  # tcp: front end first, then one address a subserver; empty = free loopback ports
     link: LinkSpec | None = None
+
+    def check_machine(self) -> None:
+        """InputError for a core that this process may not use."""
+        if not set(self.pin) <= set(cores := usable_cores()):
+            raise InputError(f"hardware.pin={self.pin}: allowed on this machine are {', '.join(map(str, cores)) or []}")
 
     def check(self, subservers: int) -> None:
         if self.threads < 1:
@@ -150,7 +167,7 @@ class ClusterSpec(msgspec.Struct, kw_only=True):
         if "tp_size" in self.engine.options and self.engine.kind != "sglang":
             raise InputError(f"engine.options.tp_size={self.engine.options['tp_size']!r}: allowed with engine=sglang")
         for model in self.models:
-            self.engine.tp_size(model.name)
+            self.engine.parsed(model.name).check(model.name, model.path, model.device)
         self.hardware.check(count)
         names = [algorithm.name for algorithm in self.algorithms]
         if len(set(names)) != len(names) or not names:
@@ -170,6 +187,11 @@ class ClusterSpec(msgspec.Struct, kw_only=True):
                 raise InputError(f"algo.entry={spec.entry!r}: allowed is one of {spec.roles}")
             algorithm.entry_role(EntryContext([0], 0, {}))  # a rule's parameters are checked by asking it
 
+    def check_machine(self) -> None:
+        """Raise InputError for the first thing that this machine lacks: a core, a device, an engine's package."""
+        self.hardware.check_machine()
+        for model in self.models:
+            check_machine(self.engine.kind, model.device)
 
     def _check_model(self, router: BaseRouter, model: ModelSpec) -> None:
         """Of a router that minds which model it sits on, where that can be known before it is loaded."""

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -22,13 +21,14 @@ from msgspec import Meta
 from tokenrouter.core import InputError
 from tokenrouter.engine.base import EngineCounters, EngineOutput, ModelInfo, Row
 from tokenrouter.engine.clock import EmulatedDevice
+from tokenrouter.engine.options import FIELD, EngineOptions, Positive
 from tokenrouter.engine.paged import PagedEngine
 from tokenrouter.engine.pages import PagePool
+from tokenrouter.schema import convert
 
 VOCAB_SIZE = 32
 _PRIORITY = 10  # of SCHED_FIFO: above what else may run in real time at the lowest priority
-_Positive = Annotated[int, Meta(ge=1)]
-_T = TypeVar("_T")
+_Milliseconds = Annotated[float, Meta(gt=0, le=1e6)]  # finite
 
 
 class EmulatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,8 +38,8 @@ class EmulatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `extend_ms_per_token`: for each token that a row appends beyond its first. `num_params` is only reported.
     """
 
-    latency_ms: float | list[tuple[int, float]]
-    extend_ms_per_token: Annotated[float, Meta(ge=0)] = 0.0
+    latency_ms: _Milliseconds | Annotated[list[tuple[Positive, _Milliseconds]], Meta(min_length=1)]
+    extend_ms_per_token: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     num_params: Annotated[int, Meta(ge=0)] = 0
 
     def step_ms(self, batch: int, appended: int) -> float:
@@ -52,43 +52,38 @@ class EmulatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return base + self.extend_ms_per_token * (appended - batch)
 
 
-class EmulatedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EmulatedOptions(EngineOptions, frozen=True, forbid_unknown_fields=True):
     """engine.options of engine=emulated; conf/engine/emulated.yaml explains them."""
 
     models: dict[str, Any]
-    contention: Annotated[float, Meta(ge=1)] = 1.0
+    contention: Annotated[float, Meta(ge=1, le=1e6)] = 1.0
     realtime: bool = True
-    context_length: _Positive = 131072
-    page_size: _Positive = 16
+    context_length: Positive = 131072
+    page_size: Positive = 16
     prefix_cache: bool = True
 
-    def model(self, path: str) -> EmulatedModel:
-        """What is said of a model, checked. InputError if there is no word of it."""
+    @property
+    def page(self) -> int:
+        return self.page_size
+
+    def check(self, role: str, path: str, device: str) -> None:
+        self.model(path, role)
+
+    def model(self, path: str, role: str = "*") -> EmulatedModel:
+        """What is said of a role's model, checked. InputError if there is no word of it."""
         if path not in self.models:
-            raise InputError(f"models.roles.*.path={path!r}: allowed is a model that engine.options.models describes: "
+            raise InputError(f"models.roles.{role}.path={path!r}: allowed is a model that {FIELD}.models describes: "
                              f"{', '.join(self.models)}")
-        field = f"engine.options.models.{path}"
-        model = _convert(field, self.models[path], EmulatedModel)
-        table = model.latency_ms if isinstance(model.latency_ms, list) else [(1, model.latency_ms)]
-        sizes = [size for size, _ in table]
-        if not table or min(sizes) < 1 or sizes != sorted(set(sizes)) or min(ms for _, ms in table) <= 0:
-            raise InputError(f"{field}.latency_ms={model.latency_ms!r}: allowed is a time > 0, or a list of [batch "
-                             "size, time > 0] with rising sizes from 1 on")
+        field = f"{FIELD}.models.{path}"
+        model = convert(self.models[path], EmulatedModel, at=field)
+        sizes = [size for size, _ in model.latency_ms] if isinstance(model.latency_ms, list) else []
+        if sizes != sorted(set(sizes)):
+            raise InputError(f"{field}.latency_ms={model.latency_ms!r}: allowed are rising batch sizes")
         return model
 
 
 def parse_options(options: Mapping[str, Any]) -> EmulatedOptions:
-    return _convert("engine.options", dict(options), EmulatedOptions)
-
-
-def _convert(field: str, raw: Any, kind: type[_T]) -> _T:
-    try:
-        return msgspec.convert(raw, kind)
-    except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$")
-        key = re.match(r"\.(\w+)", place)
-        value = raw.get(key[1]) if key and isinstance(raw, Mapping) else raw
-        raise InputError(f"{field}{key[0] if key else ''}={value!r}: {reason}") from None
+    return convert(dict(options), EmulatedOptions, at=FIELD)
 
 
 @cache
@@ -122,17 +117,15 @@ class EmulatedEngine(PagedEngine):
                  load_format: str = "auto", capacity_tokens: int = 16384, **options: Any) -> None:
         settings = parse_options(options)
         self._model = settings.model(path)
-        if capacity_tokens < settings.page_size:
-            raise InputError(
-                f"engine.capacity_tokens={capacity_tokens}: allowed is a page ({settings.page_size}) or more")
+        num_pages = settings.pages(capacity_tokens)
         self.device, self.asynchronous = torch.device("cpu"), True
         self.info = ModelInfo(
             name=path, vocab_size=VOCAB_SIZE, hidden_size=1, context_length=settings.context_length, eos_token_ids=(),
             num_params=self._model.num_params, dtype=dtype, weight_bytes=0, bytes_per_token=0, engine="emulated")
         self.counters = EngineCounters()
         self._pool = PagePool(
-            capacity_tokens // settings.page_size, settings.page_size, prefix_cache=settings.prefix_cache,
-            copy=lambda source, target: None, counters=self.counters)
+            num_pages, settings.page_size, prefix_cache=settings.prefix_cache, copy=lambda source, target: None,
+            counters=self.counters)
         self._device = EmulatedDevice(device, settings.contention)
         if settings.realtime:
             _hurry()

@@ -53,22 +53,15 @@ def check_shards(field: str, model: str | Path, tp: int) -> None:
                          f"heads is one of {', '.join(map(str, allowed))}")
 
 
-def joint_capacity(budget: int, models: Sequence[Footprint], *, reserve: int = 0, minimum: int = 1) -> int:
-    """Tokens of KV for each of the models that share a device of `budget` bytes.
+def joint_capacity(budget: int, models: Sequence[Footprint], *, reserve: int = 0) -> int:
+    """Tokens of KV for each of the models that share a device of `budget` bytes; below 0 if the weights do not fit.
 
     floor((budget - sum of weights - reserve) / sum of bytes per token): the same number for all, as a routed
-    request holds KV at each of them. InputError if that is fewer than `minimum` tokens.
+    request holds KV at each of them.
     """
     weights = sum(model.weight_bytes for model in models)
     per_token = sum(model.bytes_per_token for model in models)
-    capacity = (budget - weights - reserve) // per_token
-    if capacity < minimum:
-        need = weights + reserve + minimum * per_token
-        raise InputError(
-            f"memory.budget={budget}: weights ({weights}), reserve ({reserve}) and {minimum} tokens of {per_token} "
-            f"bytes need {need} bytes; allowed is {need} or more"
-        )
-    return capacity
+    return (budget - weights - reserve) // per_token
 
 
 def _config(model: str | Path) -> Any:

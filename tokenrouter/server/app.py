@@ -41,7 +41,7 @@ class Server:
         self.dispatcher = Dispatcher(frontend, settings.max_requests, settings.retry_after_s)
         self._tokenizer = tokenizer
         self._preparer = Preparer(tokenizer, self.routes, config.sampling, frontend.context_length,
-                                  settings.max_choices)
+                                  min(settings.max_choices, settings.max_requests))
         self._generator = Generator(self.dispatcher, tokenizer, self.metrics, settings.timeout_s)
         self._limit = int(settings.max_body_mb * 2**20)
         self._reports: list[dict[str, Any]] = []
@@ -57,6 +57,7 @@ class Server:
     def _table(self) -> list[Endpoint]:
         post, get, any_of = ("POST",), ("GET",), ("GET", "POST")
         return [
+            Endpoint("/", get, self._root, "Where to look", "open"),
             Endpoint("/v1/chat/completions", post, self._chat, "Answer a conversation", body=p.ChatRequest),
             Endpoint("/v1/completions", post, self._complete, "Continue a text", body=p.CompletionRequest),
             Endpoint("/v1/models", get, self._models, "The models: algorithms with their thresholds"),
@@ -151,6 +152,9 @@ class Server:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     # What there is, and how it is.
+
+    async def _root(self, request: Request) -> Response:
+        return json_response({"name": "TokenRouter", "models": "/v1/models", "openapi": "/openapi.json"})
 
     async def _models(self, request: Request) -> Response:
         return json_response({"object": "list", "data": [self._describe(route) for route in self.routes]})

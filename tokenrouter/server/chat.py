@@ -3,22 +3,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 from rich.console import Console
 from rich.text import Text
 
 from tokenrouter.core import InputError
+from tokenrouter.server.client import add_url, check, connect, get, no_answer
 
 COLOURS = ("default", "bold red", "bold blue", "bold magenta", "bold yellow")  # by role: the first writes most
 DONE = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:30000", help="where the server is (default: %(default)s)")
+    add_url(parser)
     parser.add_argument("--model", help="one of /v1/models; the server's first one if left out")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
     parser.add_argument("--threshold", help="the algorithm's threshold for this conversation")
@@ -26,10 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if len(args.question) == 1 and args.question[0].startswith(("http://", "https://")):
+        raise InputError(f"question={args.question[0]}: is an address; allowed is --url {args.question[0]}")
     console = Console()
-    key = os.environ.get("OPENAI_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with httpx.Client(base_url=args.url, headers=headers, timeout=None) as client:
+    with connect(args.url) as client:
+        get(client, f"/v1/models/{quote(args.model, safe='')}" if args.model else "/v1/models")
         messages: list[dict[str, str]] = []
         for question in [" ".join(args.question)] if args.question else _typed(console):
             messages.append({"role": "user", "content": question})
@@ -67,9 +69,8 @@ def _answer(console: Console, client: httpx.Client, body: dict[str, Any]) -> str
     text, counts = "", [0] * len(COLOURS)
     routing: dict[str, Any] = {}
     try:
-        with client.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != 200:
-                raise InputError(json.loads(response.read())["error"]["message"])
+        with client.stream("POST", "/v1/chat/completions", json=body, timeout=None) as response:
+            check(client, response)
             for line in response.iter_lines():
                 if not line.startswith("data: {"):
                     continue
@@ -82,8 +83,8 @@ def _answer(console: Console, client: httpx.Client, body: dict[str, Any]) -> str
                     counts[role % len(COLOURS)] += 1
                 text += piece
                 console.print(coloured([(piece, roles[-1] if roles else 0)]), end="", soft_wrap=True)
-    except httpx.ConnectError as error:
-        raise InputError(f"--url={client.base_url}: {error}; allowed is the address of a running server") from None
+    except httpx.HTTPError as error:
+        raise no_answer(client, error) from None
     names = routing.get("models", [])
     legend = [(f" {name}: {counts[i]} ", i) for i, name in enumerate(names)]
     console.print()

@@ -84,6 +84,7 @@ class Frontend:
     def __init__(self, mailbox: Mailbox, spec: ClusterSpec, watch: Callable[[], None]) -> None:
         self.models: list[ModelInfo] = []
         self.capacities: list[int] = []
+        self.loading = [model.name for model in spec.models]  # not ready yet
         self._mailbox, self.spec, self._watch = mailbox, spec, watch
         self.algorithms = [algorithm.build() for algorithm in spec.algorithms]
         self._index = {algorithm.name: i for i, algorithm in enumerate(self.algorithms)}
@@ -115,6 +116,7 @@ class Frontend:
             for sender, message in self._mailbox.receive(0.1):
                 if isinstance(message, m.Ready):
                     ready[sender] = message
+                    self.loading = [model.name for i, model in enumerate(self.spec.models) if i not in ready]
                 elif isinstance(message, m.Failed):
                     self._raise(sender, message)
             self._watch()

@@ -4,7 +4,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -41,23 +41,23 @@ class Generator:
                           skip_special_tokens=request.skip_special_tokens is not False) for job in jobs]
         wire = make_wire(answers)
         updates = self._follow(wire, answers)
-        http.state.note = {"id": wire.id, "model": wire.model}
-        if not request.stream:
-            pieces = [Piece() for _ in jobs]
-
-            async def collect() -> None:
-                async with aclosing(updates):
-                    async for batch in updates:
-                        for index, piece in batch:
-                            pieces[index].add(piece)
-
-            await until_disconnect(http.receive, collect())
-            http.state.note |= wire.usage()
-            return json_response(wire.whole(pieces))
+        http.state.note = note = {"id": wire.id, "model": wire.model}
         opened = await anext(updates)  # so that what is refused is refused with its status
-        return EventStream(self._stream(http, request, wire, opened, updates), updates)
+        http.state.usage = wire.usage
+        if request.stream:
+            return EventStream(note, self._stream(note, request, wire, opened, updates), updates)
+        pieces = [Piece() for _ in jobs]
 
-    async def _stream(self, http: Request, request: Generation, wire: Wire, opened: list[Update],
+        async def collect() -> None:
+            async for batch in updates:
+                for index, piece in batch:
+                    pieces[index].add(piece)
+
+        async with aclosing(updates):
+            await until_disconnect(http.receive, collect())
+        return json_response(wire.whole(pieces))
+
+    async def _stream(self, note: dict[str, Any], request: Generation, wire: Wire, opened: list[Update],
                       updates: AsyncGenerator[list[Update]]) -> AsyncGenerator[bytes]:
         options = request.stream_options
         continuous = bool(options and options.continuous_usage_stats)
@@ -77,8 +77,8 @@ class Generator:
             if options and options.include_usage:
                 yield _event(wire.usage_chunk())
         except ApiError as error:
+            note["error"] = error.code
             yield _event(error.body)
-        http.state.note |= wire.usage()
         yield b"data: [DONE]\n\n"
 
     async def _follow(self, wire: Wire, answers: list[Answer]) -> AsyncGenerator[list[Update]]:
@@ -120,13 +120,16 @@ class Generator:
 
 
 class EventStream(Response):
-    """Server-sent events. When the client goes away, or all is sent, the sources are closed, the first one first."""
+    """Server-sent events. When the client goes away, or all is sent, the sources are closed, the first one first.
 
-    def __init__(self, events: AsyncGenerator[bytes], *sources: AsyncGenerator[Any]) -> None:
+    `note` comes to hold `disconnected` if the client went away.
+    """
+
+    def __init__(self, note: dict[str, Any], events: AsyncGenerator[bytes], *sources: AsyncGenerator[Any]) -> None:
         super().__init__(media_type="text/event-stream",
                          headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._sources = events, sources
+        self._note, self._events, self._sources = note, events, sources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write() -> None:
@@ -136,11 +139,14 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         try:
-            with suppress(ClientGone):
-                await until_disconnect(receive, write())
+            await until_disconnect(receive, write())
+        except ClientGone:
+            self._note["disconnected"] = True
         finally:
             for source in (self._events, *self._sources):
                 await source.aclose()
+            if self.background is not None:
+                await self.background()
 
 
 class ClientGone(Exception):

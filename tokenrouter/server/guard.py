@@ -1,12 +1,15 @@
 """What stands before the routes: keys, size limits, request ids, and errors in OpenAI's shape."""
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -16,7 +19,9 @@ from tokenrouter.server.generate import ClientGone, json_response
 from tokenrouter.server.metrics import Metrics
 
 log = logging.getLogger("tokenrouter.server")
+requests = log.getChild("requests")  # one line of JSON each, when all is over
 Handler = Callable[[Request], Awaitable[Response]]
+DISCARDED_BYTES, DISCARD_S = 64 * 2**20, 10.0  # of a body that is too long, at most
 
 
 class Keys:
@@ -38,25 +43,42 @@ class Keys:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The request's body; ApiError 413 as soon as it is longer than `limit` bytes."""
-    too_long = ApiError(413, f"the body is longer than {limit} bytes (server.max_body_mb)", code="body_too_large")
-    length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:20]) > limit:
-        raise too_long
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > limit:
-            raise too_long
-    return bytes(data)
+    """The request's body; ApiError 413 if it is longer than `limit` bytes."""
+    length, parts = request.headers.get("content-length", "0"), request.stream()
+    told = length.isdecimal() and int(length[:20]) > limit
+    if not told:
+        data = bytearray()
+        async for part in parts:
+            data += part
+            if len(data) > limit:
+                break
+        else:
+            return bytes(data)
+    if not told or request.headers.get("expect", "").lower() != "100-continue":  # that one sends nothing unasked
+        await _discard(parts)
+    raise ApiError(413, f"the body is longer than {limit} bytes (server.max_body_mb)", code="body_too_large")
+
+
+async def _discard(parts: AsyncIterator[bytes]) -> None:
+    """Read on: a client that is still sending looks for no answer, and sees none where the connection is closed."""
+    left = DISCARDED_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            async for part in parts:
+                left -= len(part)
+                if left < 0:
+                    return
 
 
 def guarded(handler: Handler, keys: Keys, metrics: Metrics, *, admin: bool, open_to_all: bool) -> Handler:
-    """The handler behind the keys, with its errors answered and its requests logged."""
+    """The handler behind the keys, with its errors answered and its requests logged, once all is sent.
+
+    A handler leaves in `request.state` what is logged besides: `note`, and `usage`, which is called at the end.
+    """
 
     async def handle(request: Request) -> Response:
         began = time.perf_counter()
-        request.state.note = {}
+        request.state.note, request.state.usage = {}, dict
         try:
             if not open_to_all:
                 keys.check(request, admin=admin)
@@ -64,6 +86,7 @@ def guarded(handler: Handler, keys: Keys, metrics: Metrics, *, admin: bool, open
         except ApiError as error:
             response = json_response(error.body, error.status, error.headers)
         except (ClientGone, ClientDisconnect):  # before its answer was complete; before its request was
+            request.state.note["disconnected"] = True
             response = Response(status_code=499)
         except Exception:
             log.exception("%s %s", request.method, request.url.path)
@@ -71,9 +94,15 @@ def guarded(handler: Handler, keys: Keys, metrics: Metrics, *, admin: bool, open
             response = json_response(told.body, 500)
         if response.status_code >= 400:
             metrics.refused.labels(response.status_code).inc()
+
+        async def tell() -> None:
+            took_ms = round((time.perf_counter() - began) * 1e3, 1)
+            requests.info(json.dumps({
+                "method": request.method, "path": request.url.path, "status": response.status_code, "ms": took_ms,
+                **request.state.note, **request.state.usage()}))
+
         if not open_to_all:
-            log.info(json.dumps({"method": request.method, "path": request.url.path, "status": response.status_code,
-                                 "ms": round((time.perf_counter() - began) * 1e3, 1), **request.state.note}))
+            response.background = BackgroundTask(tell)
         return response
 
     return handle

@@ -80,8 +80,8 @@ class Preparer:
 
     def _check_choices(self, request: Generation, prompts: int) -> None:
         if (request.n or 1) * prompts > self._max_choices:
-            raise ApiError(400, f"n={request.n or 1} with {prompts} prompt(s): allowed are at most "
-                           f"{self._max_choices} answers a request", param="n")
+            raise ApiError(400, f"n={request.n or 1} with {prompts} prompt(s): allowed are at most {self._max_choices} "
+                           "answers a request (server.max_choices, server.max_requests)", param="n")
 
     def _jobs(self, request: Generation, prompts: Sequence[list[int]], limit: int, logprobs: int) -> list[Job]:
         self._check_choices(request, len(prompts))
@@ -131,6 +131,8 @@ def choice_seed(seed: int, index: int) -> int:
 
 
 def bad_input(error: InputError) -> ApiError:
-    """The core's one-line message; the field is what stands before `=`."""
-    message = str(error).removeprefix("sampling.")
+    """The core's one-line message, with the names that clients know; the field is what stands before `=`."""
+    message = " ".join(str(error).removeprefix("sampling.").splitlines())
+    if message.startswith("params."):
+        message = "routing." + message.removeprefix("params.")
     return ApiError(400, message, param=message.partition("=")[0].partition(":")[0])

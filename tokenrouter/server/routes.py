@@ -28,14 +28,13 @@ class Routes:
             if "threshold" not in algorithm.params:
                 continue
             for threshold in thresholds:
-                params = {"threshold": threshold}
                 try:
-                    algorithm.parse(params)
+                    algorithm.params["threshold"].parse(threshold)
                 except InputError as error:
                     raise InputError(f"server.thresholds={thresholds}: {error}") from None
                 name = f"{algorithm.name}@{threshold:g}" if isinstance(threshold, float) else \
                     f"{algorithm.name}@{threshold}"
-                self._routes[name] = Route(name, algorithm, params)
+                self._routes[name] = Route(name, algorithm, {"threshold": threshold})
 
     def __iter__(self) -> Iterator[Route]:
         return iter(self._routes.values())

@@ -1,7 +1,6 @@
-"""tokenrouter serve algo=... models=... [group=choice] [server.field=value]: an OpenAI-compatible server."""
+"""From a configuration to a server that listens, until it is told to stop."""
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import math
@@ -9,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from types import FrameType
 
 import uvicorn
@@ -17,28 +17,31 @@ from tokenrouter.cluster.build import shared_tokenizer
 from tokenrouter.cluster.cluster import Cluster
 from tokenrouter.core import InputError
 from tokenrouter.server.app import Server
+from tokenrouter.server.guard import requests
 from tokenrouter.server.settings import ServerSettings, read
+from tokenrouter.server.start import Waiting, say
 
+log = logging.getLogger("tokenrouter.server")
 DONE, FAILED = 0, 1
 WIND_UP_S = 5.0  # for telling clients that their requests were ended
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", nargs="*", help="group=choice or group.field=value, as in conf/server.yaml")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C. Returns 1 if the cluster came to an end by itself."""
-    signal.signal(signal.SIGTERM, _terminated)  # while the models load; then uvicorn's own
-    config, spec = read(args.overrides)
+def run(overrides: Sequence[str], waiting: Waiting) -> int:
+    """The command's exit code; `waiting` ends when the models are there."""
+    config, spec = read(overrides)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokenizer = shared_tokenizer(config.models, spec.models)
-    if config.server.log:
-        logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-        logging.getLogger("tokenrouter").setLevel(logging.INFO)
     listener = listen(config.server)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    log.setLevel(logging.INFO)
+    requests.setLevel(logging.INFO if config.server.log else logging.WARNING)
     try:
-        with Cluster(spec, on_death=config.cluster.on_death, max_restarts=config.cluster.max_restarts) as cluster:
+        cluster = Cluster(spec, on_death=config.cluster.on_death, max_restarts=config.cluster.max_restarts)
+        names = [model.name for model in spec.models]
+        say(f"starting {len(names)} model(s): {', '.join(names)}")
+        waiting.what = lambda: ", ".join(cluster.frontend.loading if hasattr(cluster, "frontend") else names)
+        with cluster:
+            waiting.end()
             server = Server(config, cluster.frontend, tokenizer)
             host, port = listener.getsockname()[:2]
             print(f"serving {', '.join(route.id for route in server.routes)} at http://{host}:{port}/v1", flush=True)
@@ -49,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         listener.close()
     if failure is not None:
-        print(f"error: {failure}", file=sys.stderr)
+        say(f"error: {failure}")
     return FAILED if failure is not None else DONE
 
 
@@ -89,19 +92,17 @@ class _Uvicorn(uvicorn.Server):
         self._server, self._loop = server, loop
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        end = self._server.dispatcher.end_all
+        end, drain_s = self._server.dispatcher.end_all, self._server.config.server.drain_s
         if self._server.draining:
             self._loop.call_soon_threadsafe(end)
             return
         self._server.draining = True
-        self._loop.call_soon_threadsafe(self._loop.call_later, self._server.config.server.drain_s, end)
+        self._loop.call_soon_threadsafe(self._loop.call_later, drain_s, end)
+        self._loop.call_soon_threadsafe(log.info, "stopping: %d answer(s) under way have %g s to end",
+                                        self._server.frontend.num_open, drain_s)
         super().handle_exit(sig, frame)
 
 
 async def _stop_on_failure(server: Server, http: uvicorn.Server) -> None:
     await server.dispatcher.failed.wait()
     http.should_exit = True
-
-
-def _terminated(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -2,37 +2,29 @@
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
 from rich.live import Live
 from rich.table import Table
 
-from tokenrouter.core import InputError
+from tokenrouter.server.client import add_url, connect, get
 
 DONE = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:30000", help="where the server is (default: %(default)s)")
+    add_url(parser)
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two looks (default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="one look, then end")
 
 
 def run(args: argparse.Namespace) -> int:
-    key = os.environ.get("OPENAI_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with httpx.Client(base_url=args.url, headers=headers, timeout=10) as client, Live(auto_refresh=False) as live:
+    with connect(args.url) as client, Live(auto_refresh=False) as live:
         while True:
-            try:
-                answer = client.get("/server_info").raise_for_status()
-            except httpx.HTTPError as error:
-                raise InputError(f"--url={args.url}: {error}; allowed is the address of a running server") from None
-            live.update(table(answer.json()), refresh=True)
+            live.update(table(get(client, "/server_info").json()), refresh=True)
             if args.once:
                 return DONE
             time.sleep(args.every)

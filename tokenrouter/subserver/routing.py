@@ -5,6 +5,7 @@ end of sequence, or a discarded last token, does not end a request.
 """
 from __future__ import annotations
 
+import reprlib
 from itertools import accumulate
 from math import isfinite
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import torch
 
 from tokenrouter.core import FinishReason, Logprobs, Request
 from tokenrouter.engine.base import EngineOutput
-from tokenrouter.interface import Algorithm, BaseRouter, LogitsOutput, RequestView, StepResult
+from tokenrouter.interface import Algorithm, BaseRouter, LogitsOutput, PeerReq, RequestView, StepResult
 from tokenrouter.proposals import Proposals, propose
 from tokenrouter.sampling import logprobs
 from tokenrouter.subserver.lifecycle import Lifecycle
@@ -91,8 +92,10 @@ class Routing:
         result = StepResult(tokens, LogitsOutput(logits, needed), [proposals.views[row] for row in rows],
                             self.vocab_size)
         destinations = router.route(result)
-        if len(destinations) != len(rows):
-            raise ValueError(f"{type(router).__name__}.route answered {len(destinations)} rows for {len(rows)}")
+        if (not isinstance(destinations, torch.Tensor) or destinations.shape != (len(rows),)
+                or destinations.is_floating_point()):
+            raise ValueError(f"{type(router).__name__}.route answered {_shown(destinations)}: allowed is a tensor of "
+                             f"{len(rows)} whole numbers, one for each request")
         wanted = result.signal is not None and any(view.sampling_params.signals for view in result.requests)
         return rows, destinations, result.signal if wanted else None
 
@@ -111,14 +114,17 @@ class Routing:
             target = algorithm.destination_role(request.role, destination)
             view.destination = destination
             message = router.send(view)
+            if not isinstance(message, PeerReq):
+                raise ValueError(f"{type(router).__name__}.send answered {_shown(message)}: allowed is a PeerReq")
             committed = message.loc - len(request.ids)
             if not 0 <= committed <= len(proposal) or (message.drafts and committed):
-                raise ValueError(f"{algorithm.name}: send answered loc={message.loc} with {len(request.ids)} ids "
+                raise ValueError(f"{type(router).__name__}.send answered loc={message.loc} with {len(request.ids)} ids "
                                  f"accepted: allowed is that, or without drafts up to {len(proposal)} more")
         elif router.drafts:
             committed = 0
             if request.num_output + len(request.drafts) + 1 >= request.sampling.max_tokens:
-                raise ValueError(f"{algorithm.name}: more is drafted than max_tokens leaves: route must send it away")
+                raise ValueError(f"{type(router).__name__}.route answered 0 where max_tokens leaves no room for more "
+                                 "drafts: allowed is a peer")
             request.drafts.extend(proposal)
         stats.transition(algorithm.name, len(algorithm.roles), target, committed)
         move = self.lifecycle.models[request.algorithm][target], committed
@@ -141,3 +147,10 @@ class Routing:
         if request.num_output >= sampling.max_tokens:
             return FinishReason.LENGTH
         return None
+
+
+def _shown(answer: object) -> str:
+    """What a router answered in place of what it should, on one line."""
+    if isinstance(answer, torch.Tensor):
+        return f"a {answer.dtype} tensor of shape {list(answer.shape)}"
+    return reprlib.repr(answer)

@@ -3,18 +3,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from tokenrouter.core import InputError
-from tokenrouter.throughput import inputs, show
-from tokenrouter.throughput.search import SIMULATION, Search, Value, evaluate, search, states
-from tokenrouter.throughput.sensitivity import sensitivity
-from tokenrouter.throughput.spec import Spec, positive
+from tokenrouter.throughput import inputs
+from tokenrouter.throughput.spec import NEEDED, Spec, positive
+
+if TYPE_CHECKING:  # the solvers take seconds to import, and are needed once the arguments are right
+    from tokenrouter.throughput.search import Search, Value
 
 _FIELDS = {"N": "N", "P": "P", "C": "C", "L": "L_ms", "B": "B", "hold": "hold", "contention": "contention"}
 """Options that replace a field of the spec."""
+_EXAMPLE = "tokenrouter plan --N 4 --p 0.35 --L 6.0,27.9"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +42,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the plan. Raises InputError for what cannot be planned."""
-    spec = Spec.parse(_fields(args))
-    fixed = _fixed(args.fix)
+    fields, fixed = _fields(args), _fixed(args.fix)
+    _check_complete(args, fields)
+    try:
+        return _plan(args, Spec.parse(fields), fixed)
+    except InputError as error:
+        raise InputError(_as_given(args, str(error))) from None
+
+
+def _plan(args: argparse.Namespace, spec: Spec, fixed: dict[int, int]) -> int:
+    from rich.console import Console
+
+    from tokenrouter.throughput import show
+    from tokenrouter.throughput.search import evaluate, search
+    from tokenrouter.throughput.sensitivity import sensitivity
+
     found = search(spec, fixed)
     given = None if spec.B is None else evaluate(spec, spec.B)
     if args.plot:
@@ -64,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(spec: Spec, found: Search, given: Value | None) -> dict[str, object]:
     """What scripts get. states: of the paper's chain under B, or under the best B; null where it is not enumerated."""
+    from tokenrouter.throughput.search import SIMULATION, states
+
     value = given or found.best
     methods = dict.fromkeys([value.method, found.best.method, found.eager.method, found.method])
     return {
@@ -100,6 +117,30 @@ def _fields(args: argparse.Namespace) -> inputs.Fields:
     if isinstance(given.get("hold"), int):
         given["hold"] = [given["hold"]]
     return fields | given
+
+
+def _check_complete(args: argparse.Namespace, fields: inputs.Fields) -> None:
+    """InputError with all that is missing, unless a spec is to blame, which says so itself."""
+    missing = {name for name in NEEDED if fields.get(name) is None}
+    if args.spec or not missing:
+        return
+    options = [f"--{name.removesuffix('_ms')}" for name in NEEDED if name in missing]
+    if {"P", "C"} <= missing:
+        options = ["--p (or --P and --C)" if option == "--P" else option for option in options if option != "--C"]
+    raise InputError(f"{', '.join(options)}: missing; for example: {_EXAMPLE}")
+
+
+def _as_given(args: argparse.Namespace, message: str) -> str:
+    """A message that begins with a field's name: with the option, or the file, that the field came from."""
+    options = {field: f"--{option}" for option, field in _FIELDS.items() if getattr(args, option) is not None}
+    if args.p is not None:
+        options = {"P": "--p", "C": "--p"} | options
+    if args.delta_ms is not None or not args.spec:
+        options["delta_ms"] = "--delta-ms"
+    options["fixed"] = "--fix"
+    told = re.sub(r"^\w+|(?<=of )delta_ms|\bL_ms(?= gives)", lambda found: options.get(found[0], found[0]), message)
+    file = args.spec or args.summary or args.profile
+    return f"{file}: {told}" if file and not told.startswith((file, "--")) else told
 
 
 def _fixed(given: Sequence[str] | None) -> dict[int, int]:

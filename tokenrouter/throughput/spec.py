@@ -11,6 +11,7 @@ from tokenrouter.core import InputError
 
 Row = tuple[float, ...]
 Thresholds = tuple[int, ...]
+NEEDED = ("N", "P", "C", "L_ms", "delta_ms")
 MOST_REQUESTS = 1024
 """Simulations of more would need gigabytes."""
 MOST_QUANTA = 1e9
@@ -55,9 +56,8 @@ class Spec:
         for name in raw:
             if name not in known:
                 raise InputError(f"{name}: unknown field; known are {', '.join(sorted(known))}")
-        for name in ("N", "P", "C", "L_ms", "delta_ms"):
-            if raw.get(name) is None:
-                raise InputError(f"{name}: missing")
+        if missing := [name for name in NEEDED if raw.get(name) is None]:
+            raise InputError(f"{', '.join(missing)}: missing")
         delta = positive("delta_ms", raw["delta_ms"])
         given = items("L_ms", raw["L_ms"])
         latencies = tuple(_latencies(f"L_ms[{i}]", item, delta) for i, item in enumerate(given))

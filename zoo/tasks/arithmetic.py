@@ -11,6 +11,10 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from tokenrouter.core import InputError
 from zoo.tasks.wordings import (
@@ -45,6 +49,23 @@ class Problem:
     equations: tuple[str, ...]
 
 
+class Generated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A set of problems, as conf/workload/ has it under `embedded`: the arguments of `problems`."""
+
+    split: str
+    size: Annotated[int, Meta(ge=1)]
+    seed: int
+    min_steps: int
+    max_steps: int
+
+    def problems(self, count: int) -> list[Problem]:
+        """The first `count` of them. InputError in the words of the configuration."""
+        try:
+            return problems(self.split, count, self.seed, min_steps=self.min_steps, max_steps=self.max_steps)
+        except InputError as error:
+            raise InputError(f"workload.embedded.{error}") from None
+
+
 @dataclass(frozen=True)
 class _Step:
     x: int
@@ -68,15 +89,15 @@ def problems(
     (a single equation has no pair, hence no split).
     """
     if split not in SPLITS:
-        raise InputError(f"split: {split!r} is unknown; allowed: {', '.join(SPLITS)}")
+        raise InputError(f"split={split!r}: allowed is one of {', '.join(SPLITS)}")
     if wordings not in WORDINGS:
-        raise InputError(f"wordings: {wordings!r} is unknown; allowed: {', '.join(WORDINGS)}")
+        raise InputError(f"wordings={wordings!r}: allowed is one of {', '.join(WORDINGS)}")
     if n < 0:
-        raise InputError(f"n: {n} is out of range; allowed: 0 or more")
-    if not 2 <= min_steps <= max_steps:
-        raise InputError(
-            f"min_steps, max_steps: {min_steps}, {max_steps} are out of range; allowed: 2 <= min_steps <= max_steps"
-        )
+        raise InputError(f"n={n}: allowed is 0 or more")
+    if min_steps < 2:
+        raise InputError(f"min_steps={min_steps}: allowed is 2 or more")
+    if max_steps < min_steps:
+        raise InputError(f"max_steps={max_steps}: allowed is min_steps ({min_steps}) or more")
     suffix = "" if wordings == "trained" else f"-{wordings}"
     made = []
     for index in range(n):

@@ -24,7 +24,7 @@ class RandomConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_tokens: tuple[_Positive, _Positive]
     vocab_size: _Positive
     size: _Positive
-    seed: int
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     max_tokens: _Positive | None = None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,9 @@ from tokenrouter.core import InputError
 
 FORMATS = ("json", "jsonl", "parquet")
 MARK = "{question}"
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
 
 Numbered = list[tuple[int, Any]]  # (number as the user counts it, from 1; row)
 Message = dict[str, str]
@@ -73,7 +78,7 @@ def read_file(path: str, columns: Sequence[str]) -> Numbered:
             if not isinstance(rows, list):
                 raise InputError(f"workload.path={path!r}: holds one {type(rows).__name__}; allowed is a list of rows")
             return list(enumerate(rows, 1))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:  # the last of lists in lists in lists
         if isinstance(error, InputError):
             raise
         reason = " ".join(str(error).split())
@@ -85,7 +90,7 @@ def read_file(path: str, columns: Sequence[str]) -> Numbered:
 def _parse(path: str, number: int, line: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"workload.path={path!r} row {number}: {line[:60]!r} is not JSON ({error}); allowed is one object a line"
         ) from None
@@ -105,13 +110,11 @@ def to_tasks(source: str, rows: Numbered, columns: Columns, prompt: str, answer_
         if columns.choices is not None:
             question = f"{question}\n\n{_choices(where, row, columns.choices, expected)}"
         if answer_after is not None:
-            _, mark, expected = expected.rpartition(answer_after)
-            expected = expected.strip().replace(",", "")
-            if not mark or not expected:
+            _, mark, behind = expected.rpartition(answer_after)
+            if not mark or not behind.strip():
                 raise InputError(
-                    f"{where}: {columns.answer}={row[columns.answer][-40:]!r}: allowed is an answer behind "
-                    f"{answer_after!r}"
-                )
+                    f"{where}: {columns.answer}={expected[-40:]!r}: allowed is an answer behind {answer_after!r}")
+            expected = behind.strip().replace(",", "")
         solution = None if columns.solution is None else _text(where, row, columns.solution)
         message = {"role": "user", "content": prompt.replace(MARK, question)}
         tasks.append(Task(id, [message], expected, solution=solution))
@@ -152,7 +155,9 @@ def _choices(where: str, row: dict[str, Any], column: str, expected: str) -> str
     lists = isinstance(labels, list) and isinstance(texts, list) and len(labels) == len(texts) >= 2
     if not lists or not all(isinstance(text, str) and text.strip() for text in [*labels, *texts]):
         raise InputError(
-            f"{where}: {column}={cell!r}: allowed is {{'label': [...], 'text': [...]}}, two or more texts each")
+            f"{where}: {column}={shown(cell)}: allowed is {{'label': [...], 'text': [...]}}, two or more texts each")
+    for text in (*labels, *texts):
+        check_text(where, column, text)
     if expected not in labels:
         raise InputError(f"{where}: the answer {expected!r} is not among the labels {labels}; allowed is one of them")
     return "\n".join(f"({label}) {text}" for label, text in zip(labels, texts, strict=True))
@@ -163,6 +168,22 @@ def _text(where: str, row: dict[str, Any], column: str) -> str:
     value = row[column]
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not str(value).strip():
-        raise InputError(f"{where}: {column}={value!r}: allowed is a text that is not empty, or a number")
-    return str(value)
+    other = isinstance(value, bool) or not isinstance(value, (str, int, float))
+    if other or (isinstance(value, float) and not math.isfinite(value)) or not str(value).strip():
+        raise InputError(f"{where}: {column}={shown(value)}: allowed is a text that is not empty, or a finite number")
+    check_text(where, column, text := str(value))
+    return text
+
+
+def check_text(where: str, column: str, text: str) -> None:
+    """InputError for halves of surrogate pairs, which JSON can spell and which are no characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{where}: {column}={shown(text)}: allowed is text that UTF-8 can encode, not "
+                         f"{text[error.start]!r} at character {error.start + 1}") from None
+
+
+def shown(value: Any) -> str:
+    """Enough of a value to know it by, however long or deep it is."""
+    return _SHORT.repr(value)

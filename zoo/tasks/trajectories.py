@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from tokenrouter.core import InputError
-from zoo.tasks.arithmetic import problems
+from zoo.tasks.arithmetic import Generated
 from zoo.tasks.hub import HubSet, read_hub
-from zoo.tasks.rows import Message, Numbered, Task, fingerprint, identified, read_file
+from zoo.tasks.rows import Message, Numbered, Task, check_text, fingerprint, identified, read_file, shown
 
 Tokenize = Callable[[list[Message]], list[int]]
 """A conversation -> the ids of the prompt that asks for its next turn."""
@@ -31,14 +31,9 @@ class TrajectoryColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     messages: str
 
 
-class Dialogues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Dialogues(Generated, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Conversations about generated problems; `output_tokens`: each turn is answered at exactly such a length."""
 
-    split: str
-    size: _Positive
-    seed: int
-    min_steps: int
-    max_steps: int
     output_tokens: tuple[_Positive, _Positive]
 
 
@@ -64,9 +59,11 @@ class TrajectoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load_trajectories(spec: TrajectoryConfig, tokenize: Tokenize, *, embedded: bool) -> tuple[str, list[Task]]:
     """(data source, requests). InputError for rows that are broken, and where no prompt is of the length asked for."""
+    ranges = {"embedded.output_tokens": spec.embedded.output_tokens, "input_tokens": spec.input_tokens}
+    for field, (low, high) in ranges.items():
+        if low > high:
+            raise InputError(f"workload.{field}={[low, high]}: allowed is the least and the most, in this order")
     low, high = spec.input_tokens
-    if low > high:
-        raise InputError(f"workload.input_tokens={[low, high]}: allowed is the least and the most, in this order")
     columns = [spec.columns.id, spec.columns.messages]
     if spec.path is not None:
         conversations = _conversations(f"workload.path={spec.path!r}", read_file(spec.path, columns), spec.columns)
@@ -118,13 +115,15 @@ def _messages(where: str, column: str, cell: Any) -> list[Message]:
         plain = [_message(message) for message in messages]
         if not any(message["role"] == "assistant" for message in plain):
             raise ValueError("no assistant's turn")
-        return plain
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise InputError(
-            f"{where}: {column}={str(cell)[:60]!r}: allowed is a list, or its JSON, of {{'role', 'content'}} with an "
+            f"{where}: {column}={shown(cell)}: allowed is a list, or its JSON, of {{'role', 'content'}} with an "
             f"assistant's turn among them ({reason})"
         ) from None
+    for message in plain:
+        check_text(where, column, message["content"])
+    return plain
 
 
 def _message(message: dict[str, Any]) -> Message:
@@ -150,7 +149,7 @@ def _dialogues(spec: Dialogues, tokens: int, tokenize: Tokenize) -> Iterator[tup
 
 
 def _exchanges(spec: Dialogues, count: int) -> list[Message]:
-    made = problems(spec.split, count, spec.seed, min_steps=spec.min_steps, max_steps=spec.max_steps)
+    made = spec.problems(count)
     return [message for problem in made for message in (
         {"role": "user", "content": problem.question}, {"role": "assistant", "content": problem.solution})]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,8 +20,9 @@ from msgspec import Meta
 from omegaconf import OmegaConf
 
 from tokenrouter.core import InputError
+from tokenrouter.schema import convert
 from zoo.tasks import answers, longer
-from zoo.tasks.arithmetic import problems
+from zoo.tasks.arithmetic import Generated
 from zoo.tasks.hub import HubSet, read_hub
 from zoo.tasks.lengths import RandomConfig, random_tasks
 from zoo.tasks.rows import MARK, Columns, Task, fingerprint, read_file, to_tasks
@@ -31,7 +31,7 @@ from zoo.tasks.trajectories import Tokenize, TrajectoryConfig, load_trajectories
 SESSIONS = 8  # more than the clients of most runs, so that a turn is asked when the one before it has ended
 
 _Positive = Annotated[int, Meta(ge=1)]
-_Config = TypeVar("_Config", bound=msgspec.Struct)
+_Config = TypeVar("_Config")
 
 
 class Natural(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,18 +41,13 @@ class Natural(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: _Positive
 
 
-class Embedded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The set of generated problems: arguments of zoo.tasks.arithmetic.problems, and how long answers may be.
+class Embedded(Generated, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The set of generated problems, and how long answers may be.
 
     `output_tokens`: each is answered at exactly such a length, drawn evenly, and not graded. `grader`: instead of the
     workload's.
     """
 
-    split: str
-    size: _Positive
-    seed: int
-    min_steps: int
-    max_steps: int
     max_tokens: _Positive
     output_tokens: tuple[_Positive, _Positive] | None = None
     grader: str | None = None
@@ -178,24 +173,11 @@ def _random(spec: RandomConfig, n: int, seed: int) -> Workload:
 
 def _convert(config: Mapping[str, Any], kind: type[_Config]) -> _Config:
     plain = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
-    try:
-        return msgspec.convert(plain, kind)
-    except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$")
-        named = re.search(r"field `(\w+)`", reason)  # missing or unknown
-        keys = [*place.rstrip("`").split(".")[1:], *([named[1]] if named else [])]
-        explained = {RandomConfig: "random", TrajectoryConfig: "agentic"}.get(kind, "aime")
-        value: Any = plain
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        raise InputError(
-            f"{'.'.join(['workload', *keys])}={value!r}: {reason}; allowed is what conf/workload/{explained}.yaml "
-            "explains"
-        ) from None
+    return convert(plain, kind, at="workload")
 
 
 def _generate(spec: Embedded, max_tokens: int | None) -> list[Task]:
-    made = problems(spec.split, spec.size, spec.seed, min_steps=spec.min_steps, max_steps=spec.max_steps)
+    made = spec.problems(spec.size)
     tasks = [Task(p.id, [{"role": "user", "content": p.question}], str(p.answer), solution=p.solution) for p in made]
     if spec.output_tokens is None:
         return tasks

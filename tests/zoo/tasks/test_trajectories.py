@@ -97,7 +97,9 @@ def test_embedded_dialogues_share_no_problem_and_have_drawn_lengths() -> None:
     ([turn("robot", "!"), turn("assistant", "")], "row 2: .*role 'robot', of system, user"),
     ([{"content": "?"}], "row 2: .*no 'role'"),
     ([turn("user", 7), turn("assistant", "")], "row 2: .*content of type int"),
-    (None, "row 2: messages='None': allowed is"),
+    (None, "row 2: messages=None: allowed is"),
+    pytest.param("[" * 100_000, "row 2: messages='\\[\\[.*: allowed is .*recursion", id="nested"),
+    ([turn("user", "\ud800"), turn("assistant", "")], r"row 2: messages='\\ud800': allowed is text that UTF-8 can"),
 ])  # fmt: skip
 def test_broken_conversations_are_named(tmp_path: Path, cell: Any, reason: str) -> None:
     with pytest.raises(InputError, match=reason) as error:
@@ -114,6 +116,9 @@ def test_conversations_of_other_lengths_and_ranges_that_are_none_are_refused(tmp
     config = OmegaConf.load(CONF / "agentic.yaml")
     with pytest.raises(InputError, match=r"workload=agentic: .*allowed are models with a tokenizer"):
         load_workload(config, embedded=True, n=1, seed=0)
+    config.embedded.output_tokens = [9, 8]
+    with pytest.raises(InputError, match=r"workload\.embedded\.output_tokens=\[9, 8\]: allowed is the least and the"):
+        load_workload(config, embedded=True, n=1, seed=0, tokenize=tokenize)
 
 
 def test_hub_rows_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,6 +173,11 @@ LINE = '{"id": 1, "problem": "?", "answer": "2"}\n'
     (LINE + LINE.replace("1", "2").replace("?", " "), "row 2: problem=' ': allowed is"),
     (LINE.replace('"2"', "null"), "row 1: answer=None: allowed is"),
     (LINE.replace('"2"', "[2]"), r"row 1: answer=\[2\]: allowed is"),
+    (LINE + LINE.replace("1", "3").replace('"2"', "NaN"), "row 2: answer=nan: allowed is .* a finite number"),
+    (LINE.replace('"2"', "-1e400"), "row 1: answer=-inf: allowed is .* a finite number"),
+    (LINE.replace("?", r"a\ud800"), r"row 1: problem='a\\ud800': allowed is text that UTF-8 can encode, not .* 2$"),
+    (LINE.replace("1", '"\\udfff"'), r"row 1: id='\\udfff': allowed is text that UTF-8 can encode"),
+    pytest.param(LINE + "[" * 100_000, r"row 2: '\[\[.*' is not JSON \(.*recursion.*\); allowed is", id="nested"),
     ("", r"workload\.path=.*: has no rows; allowed is"),
     ("\n\n", "has no rows; allowed is"),
     (b"\xff\xfe", r"workload\.path=.*: cannot be read as jsonl .*; allowed is"),
@@ -190,6 +195,7 @@ def test_broken_lines_are_named(tmp_path: Path, content: str | bytes, message: s
     ("mine.json", b"{}", "holds one dict; allowed is a list of rows"),
     ("mine.json", b"[1,", "cannot be read as json .*; allowed is"),
     ("mine.json", b"[]", "has no rows; allowed is"),
+    pytest.param("mine.json", b"[" * 100_000, "cannot be read as json .*recursion.*; allowed is", id="nested"),
     ("mine.parquet", b"PAR1", "cannot be read as parquet .*; allowed is"),
     ("missing.jsonl", None, "missing.jsonl': no such file; allowed is"),
 ])  # fmt: skip
@@ -207,13 +213,13 @@ def test_a_solution_without_the_mark_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changed", "message"), [
-    ({"max_tokens": 0}, r"workload\.max_tokens=0: .*>= 1; allowed is"),
+    ({"max_tokens": 0}, r"workload\.max_tokens=0: allowed is a whole number >= 1, or null"),
     ({"grader": "guess"}, r"workload\.grader='guess': allowed is one of"),
     ({"kind": "songs"}, r"workload\.kind='songs': allowed is random, trajectories"),
-    ({"colums": 1}, r"workload\.colums=1: .*unknown field"),
-    ({"hub": {"id": "a/b"}}, r"workload\.hub\.split=None: .*missing required field"),
+    ({"colums": 1}, r"workload\.colums=1: unknown; allowed is one of name, version, "),
+    ({"hub": {"id": "a/b"}}, r"workload\.hub\.split: missing"),
     ({"natural": {"prompt": "Go.", "max_tokens": 1}}, r"workload\.natural\.prompt='Go\.': allowed is a text with"),
-    ({"embedded": {**config()["embedded"], "split": "exam"}}, "split: 'exam' is unknown; allowed"),
+    ({"embedded": {**config()["embedded"], "split": "exam"}}, r"workload\.embedded\.split='exam': allowed is one of"),
     ({"n": 0}, r"load\.num_requests=0: allowed is >= 1"),
 ])  # fmt: skip
 def test_wrong_fields_are_named(changed: dict[str, Any], message: str) -> None:

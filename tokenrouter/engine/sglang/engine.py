@@ -2,21 +2,23 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tokenrouter.core import InputError
 from tokenrouter.engine.base import Capacity, EngineCounters, EngineOutput, ModelInfo, Row, Score
 from tokenrouter.engine.clock import Stopwatch
 from tokenrouter.engine.graphs import CudaGraphs, ScoreGraphs
 from tokenrouter.engine.memory import DTYPE_BYTES, footprint
+from tokenrouter.engine.options import FIELD
 from tokenrouter.engine.pages import common_prefix
 from tokenrouter.engine.sglang.leader import build
+from tokenrouter.engine.sglang.options import SglangOptions
 from tokenrouter.engine.sglang.runtime import Append, Options
+from tokenrouter.schema import convert
 
 SCORE_SIZES = (1, 2, 4, 8, 16, 32)  # batch sizes that routers' scores are recorded for
 
@@ -31,24 +33,20 @@ class _Sequence:
 class SglangEngine:
     """Implements tokenrouter.engine.base.Engine; one a process.
 
-    `capacity_tokens`: KV room. `max_sequences`: most that hold KV at once, those away included. `tp_size`: devices that
-    share the model, from `device` on; on a CPU, processes. `server_args`: arguments of SGLang's server by their names,
-    such as attention_backend, or the ranges of its graphs.
+    `capacity_tokens`: KV room. `options`: those of SglangOptions.
     """
 
     def __init__(
         self, path: str, *, revision: str | None = None, device: str = "cpu", dtype: str = "float32",
-        load_format: str = "auto", capacity_tokens: int = 16384, max_sequences: int = 256, prefix_cache: bool = True,
-        tp_size: int = 1, server_args: Mapping[str, Any] | None = None,
+        load_format: str = "auto", capacity_tokens: int = 16384, **options: Any,
     ) -> None:  # fmt: skip
-        for name, value in (("capacity_tokens", capacity_tokens), ("options.max_sequences", max_sequences),
-                            ("options.tp_size", tp_size)):  # fmt: skip
-            if value < 1:
-                raise InputError(f"engine.{name}={value}: allowed is 1 or more")
+        settings = convert(options, SglangOptions, at=FIELD)
+        settings.check("*", path, device)
+        tp_size = settings.tp_size
         self._runtime = runtime = build(Options(
             path=path, revision=revision, device=device, dtype=dtype, load_format=load_format,
-            capacity_tokens=capacity_tokens, max_sequences=max_sequences, prefix_cache=prefix_cache,
-            server_args=dict(server_args or {})), tp_size)
+            capacity_tokens=settings.pages(capacity_tokens), max_sequences=settings.max_sequences,
+            prefix_cache=settings.prefix_cache, server_args=settings.server_args or {}), tp_size)
         self.device, self.asynchronous = runtime.device, runtime.device.type != "cpu"
         whole, weights, params = footprint(path, dtype), runtime.weight_bytes, runtime.num_params
         if tp_size > 1:  # these are of a shard
@@ -59,7 +57,7 @@ class SglangEngine:
             num_params=params, dtype=dtype, weight_bytes=weights,
             bytes_per_token=whole.bytes_per_token, engine="sglang")
         self.counters = EngineCounters()
-        self._prefix_cache = prefix_cache
+        self._prefix_cache = settings.prefix_cache
         self._sequences: dict[str, _Sequence] = {}
         self._promised_tokens = self._promised_rows = 0
 

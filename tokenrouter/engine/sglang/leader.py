@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 import torch
 
-from tokenrouter.core import InputError
 from tokenrouter.engine.memory import check_shards
 from tokenrouter.engine.sglang import calls as c
 from tokenrouter.engine.sglang.follower import FollowerSpec
+from tokenrouter.engine.sglang.options import nodes
 from tokenrouter.engine.sglang.runtime import Append, Options, Runtime, Shard, check_version
 
 GRACE_S = 2.0  # in which rank 0 may say by itself why it ends, when a follower has died
@@ -151,9 +151,9 @@ def build(options: Options, size: int) -> Runtime | Leader:
         return Runtime(options, Shard())
     check_version()
     check_shards("engine.options.tp_size", options.path, size)
-    nodes = _nodes(options, size)
-    port = _free_port() if nodes == 1 else None
-    first, *others = (Shard(rank=rank, size=size, nodes=nodes, port=port) for rank in range(size // nodes))
+    machines = nodes(options.server_args, size)
+    port = _free_port() if machines == 1 else None
+    first, *others = (Shard(rank=rank, size=size, nodes=machines, port=port) for rank in range(size // machines))
     threads = torch.get_num_threads()
     followers = Followers(FollowerSpec(options=options, shard=shard, parent=os.getpid(), threads=threads)
                           for shard in others)
@@ -162,16 +162,6 @@ def build(options: Options, size: int) -> Runtime | Leader:
     except BaseException:
         followers.close()
         raise
-
-
-def _nodes(options: Options, size: int) -> int:
-    field, args = "engine.options.server_args", options.server_args
-    nodes = args.get("nnodes", 1)
-    if not isinstance(nodes, int) or nodes < 1 or size % nodes:
-        raise InputError(f"{field}.nnodes={nodes!r}: allowed is a divisor of engine.options.tp_size={size}")
-    if nodes > 1 and not args.get("dist_init_addr"):
-        raise InputError(f"{field}.dist_init_addr=None: allowed with nnodes={nodes} is rank 0's HOST:PORT")
-    return nodes
 
 
 def _free_port() -> int:

@@ -19,15 +19,9 @@ import msgspec
 import torch
 
 from tokenrouter.core import InputError
+from tokenrouter.engine.sglang.options import check_names
 
 VERSION = "0.5.21"
-# Arguments of SGLang's server that follow from the engine's own options or from who runs the loop.
-OURS = frozenset({
-    "model_path", "revision", "load_format", "dtype", "device", "max_total_tokens", "max_running_requests",
-    "disable_radix_cache", "page_size", "disable_overlap_schedule", "enable_return_hidden_states",
-    "skip_tokenizer_init", "grammar_backend", "tp_size", "nccl_port", "node_rank", "dp_size", "pp_size",
-    "speculative_algorithm",
-})  # fmt: skip
 
 
 def check_version() -> None:
@@ -329,10 +323,8 @@ def _defaults(device: torch.device) -> dict[str, Any]:
 
 
 def _checked(server_args: Mapping[str, Any], known: Any) -> dict[str, Any]:
+    check_names(server_args)
     for name, value in server_args.items():
-        if name in OURS:
-            raise InputError(f"engine.options.server_args.{name}={value!r}: allowed are SGLang's arguments but those "
-                             f"that the engine sets itself ({', '.join(sorted(OURS))})")
         if name not in getattr(known, "__dataclass_fields__", getattr(known, "__struct_fields__", ())):
             raise InputError(f"engine.options.server_args.{name}={value!r}: allowed is an argument of SGLang {VERSION}")
     return dict(server_args)

@@ -1,38 +1,38 @@
 """The embedded engine: a causal LM on one device over an own paged KV pool."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from tokenrouter.core import InputError
 from tokenrouter.engine.base import EngineCounters, EngineOutput, ModelInfo, Row, Score
 from tokenrouter.engine.clock import Stopwatch
 from tokenrouter.engine.graphs import CudaGraphs, GraphBackend, ScoreGraphs
+from tokenrouter.engine.options import FIELD, check_device
 from tokenrouter.engine.paged import PagedEngine
 from tokenrouter.engine.pages import PagePool
 from tokenrouter.engine.torch import load, selftest
 from tokenrouter.engine.torch.fast import FastRunner, unsupported
-from tokenrouter.engine.torch.graphs import GraphRange, StepGraphs
+from tokenrouter.engine.torch.graphs import StepGraphs
 from tokenrouter.engine.torch.hf import HFRunner
 from tokenrouter.engine.torch.kv import KVPool, bytes_per_token
 from tokenrouter.engine.torch.lanes import Lanes
 from tokenrouter.engine.torch.layout import build_batch
+from tokenrouter.engine.torch.options import GraphRange, TorchOptions
 from tokenrouter.engine.torch.runner import Runner
+from tokenrouter.schema import convert
 
 
 class TorchEngine(PagedEngine):
     """Implements tokenrouter.engine.base.Engine.
 
     `path`: a folder with config.json and safetensors, or a hub name (at `revision`); with load_format="dummy" the
-    config is enough. `runner`: fast (the Qwen and Llama family), hf (any model), auto (fast where it can).
-    `capacity_tokens` is rounded down to whole pages. `lanes`: on a CPU, keep copies of decoding sequences' KV in one
-    piece (lanes.py). `graphs`: off, auto (the usual shapes on CUDA with the fast runner, else off), or the fields of
-    GraphRange; `graph_backend` is what records them, CUDA by default. A model that over the pool differs from plain
-    transformers is refused at load.
+    config is enough, and `seed` keys the weights. `capacity_tokens` is rounded down to whole pages. `graph_backend` is
+    what records graphs, CUDA by default. `options`: those of TorchOptions. A model that over the pool differs from
+    plain transformers is refused at load.
     """
 
     def __init__(
@@ -43,30 +43,24 @@ class TorchEngine(PagedEngine):
         device: str = "cpu",
         dtype: str = "float32",
         load_format: str = "auto",
-        runner: str = "auto",
         capacity_tokens: int = 16384,
-        page_size: int = 16,
-        prefix_cache: bool = True,
-        lanes: bool = True,
-        graphs: str | Mapping[str, Any] = "auto",
         graph_backend: GraphBackend | None = None,
         seed: int = 0,
+        **options: Any,
     ) -> None:
-        if page_size < 1:
-            raise InputError(f"engine.page_size={page_size}: allowed is 1 or more tokens")
-        if capacity_tokens < page_size:
-            raise InputError(f"engine.capacity_tokens={capacity_tokens}: allowed is a page ({page_size}) or more")
-        self.device = _device(device)
+        settings = convert(options, TorchOptions, at=FIELD)
+        settings.check("*", path, device if graph_backend is None else "cuda")  # such a backend stands for CUDA's
+        num_pages = settings.pages(capacity_tokens)
+        self.device = torch.empty(0, device=check_device(device)).device  # with its index
         self.asynchronous = self.device.type != "cpu"
-        sizes = _graph_range(graphs)
-        self._page_size, self._prefix_cache = page_size, prefix_cache
-        self._with_lanes = lanes and self.device.type == "cpu" and graph_backend is None
+        self._page_size, self._prefix_cache = settings.page_size, settings.prefix_cache
+        self._with_lanes = settings.lanes and self.device.type == "cpu" and graph_backend is None
         model = load.load_model(
             path, revision=revision, dtype=dtype, device=self.device, load_format=load_format, seed=seed)
         config = model.config.get_text_config()
         expected = selftest.references(model)
         name = Path(path).name
-        self._runner = _make_runner(runner, model, name)
+        self._runner = _make_runner(settings.runner, model, name)
         self._graphs: StepGraphs | None = None
         self._score_sizes: tuple[int, ...] = ()
         self.info = ModelInfo(
@@ -82,17 +76,14 @@ class TorchEngine(PagedEngine):
             engine="torch",
         )
         # The self-test runs in a pool of its own: it does not depend on how small the real one is, and fails first.
-        self._make_pool(2 * -(-selftest.MAX_LENGTH // page_size))
+        self._make_pool(2 * -(-selftest.MAX_LENGTH // self._page_size))
         selftest.check(self, expected)
-        self._make_pool(capacity_tokens // page_size)
-        if graph_backend is None and self.device.type == "cuda":
-            graph_backend = CudaGraphs(self.device)
-        if graphs == "auto" and not (self.device.type == "cuda" and isinstance(self._runner, FastRunner)):
-            sizes = None
-        if sizes is not None:
-            if graph_backend is None:
-                raise InputError(f"engine.options.graphs={graphs!r}: allowed on {self.device.type} is auto, off")
-            self._record(sizes, graph_backend, expected)
+        self._make_pool(num_pages)
+        sizes = settings.graphs
+        if sizes == "auto" and self.device.type == "cuda" and isinstance(self._runner, FastRunner):
+            sizes = GraphRange()
+        if isinstance(sizes, GraphRange):
+            self._record(sizes, graph_backend or CudaGraphs(self.device), expected)
 
     @torch.inference_mode()
     def _record(self, sizes: GraphRange, backend: GraphBackend, expected: list[selftest.Reference]) -> None:
@@ -148,34 +139,10 @@ class TorchEngine(PagedEngine):
         return self._runner.embed(token_ids)
 
 
-def _graph_range(graphs: str | Mapping[str, Any]) -> GraphRange | None:
-    if graphs == "off":
-        return None
-    if graphs == "auto":
-        return GraphRange()
-    try:
-        sizes = msgspec.convert(graphs, GraphRange)
-    except msgspec.ValidationError as error:
-        raise InputError(f"engine.options.graphs={graphs!r}: {error}; allowed is auto, off, or the fields of "
-                         "conf/engine/torch.yaml") from None
-    sizes.check()
-    return sizes
-
-
-def _device(name: str) -> torch.device:
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # which of them depends on how torch was built
-        reason = str(error).splitlines()[0]
-        raise InputError(f"engine.device={name!r}: allowed is cpu, or a CUDA device there is ({reason})") from error
-
-
 def _make_runner(kind: str, model: Any, name: str) -> Runner:
-    if kind not in ("auto", "fast", "hf"):
-        raise InputError(f"engine.runner={kind!r}: allowed is auto, fast, hf")
     reason = unsupported(model)
     if kind == "hf" or (kind == "auto" and reason):
         return HFRunner(model, name)
     if reason:
-        raise InputError(f"engine.runner=fast: model {name} has {reason}; allowed is auto, hf")
+        raise InputError(f"{FIELD}.runner=fast: model {name} has {reason}; allowed is auto, hf")
     return FastRunner(model)

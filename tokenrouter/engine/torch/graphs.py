@@ -6,41 +6,19 @@ the page that is nobody's, and nobody reads what comes out of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import torch
-from msgspec import Meta
 
-from tokenrouter.core import InputError
 from tokenrouter.engine.base import EngineCounters, Row
 from tokenrouter.engine.graphs import GraphBackend, smallest
 from tokenrouter.engine.pages import PagePool
 from tokenrouter.engine.torch.batch import Batch, Group
 from tokenrouter.engine.torch.kv import KVPool
 from tokenrouter.engine.torch.layout import check_row
+from tokenrouter.engine.torch.options import GraphRange
 from tokenrouter.engine.torch.runner import Runner
-
-_Sizes = Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1)]
-
-
-class GraphRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which shapes are recorded: every combination of at most `max_tokens` tokens. All lists rise.
-
-    `batch_sizes`: rows. `tokens`: that a row appends, 1 is a decode. `contexts`: keys that a row can have.
-    """
-
-    batch_sizes: _Sizes = (1, 2, 4, 8, 16, 32)
-    tokens: _Sizes = (1, 2, 4, 8, 16)
-    contexts: _Sizes = (512, 2048, 8192)
-    max_tokens: Annotated[int, Meta(ge=1)] = 128
-
-    def check(self) -> None:
-        for name in ("batch_sizes", "tokens", "contexts"):
-            values = getattr(self, name)
-            if list(values) != sorted(set(values)):
-                raise InputError(f"engine.options.graphs.{name}={list(values)}: allowed is a list of rising numbers")
 
 
 class Shape(NamedTuple):

@@ -27,9 +27,9 @@ def load_model(
     Weights are read from safetensors only.
     """
     if dtype not in DTYPES:
-        raise InputError(f"engine.dtype={dtype!r}: allowed is {', '.join(DTYPES)}")
+        raise InputError(f"models.roles.*.dtype={dtype!r}: allowed is {', '.join(DTYPES)}")
     if load_format not in ("auto", "dummy"):
-        raise InputError(f"engine.load_format={load_format!r}: allowed is auto, dummy")
+        raise InputError(f"models.load_format={load_format!r}: allowed is auto, dummy")
     try:
         config = AutoConfig.from_pretrained(path, revision=revision)
         if load_format == "dummy":
@@ -44,7 +44,8 @@ def load_model(
             model = _auto.from_pretrained(path, revision=revision, dtype=DTYPES[dtype], use_safetensors=True)
     except (OSError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"engine.path={path!r}: allowed is a causal language model's folder ({reason})") from error
+        raise InputError(
+            f"models.roles.*.path={path!r}: allowed is a causal language model's folder ({reason})") from error
     return model.eval().requires_grad_(False).to(device)
 
 
