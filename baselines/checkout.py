@@ -21,7 +21,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,7 @@ _STOP_S = 10.0
 class CheckoutService:
     """Submit and poll as the front end has them; there are no stats."""
 
-    def __init__(self, spec: ClusterSpec, path: str, command: Sequence[str]) -> None:
-        folder = Path(path).resolve()
-        if not folder.is_dir():
-            raise InputError(f"official.path={path!r}: allowed is the folder of a checkout of the released code")
+    def __init__(self, spec: ClusterSpec, folder: Path, command: Sequence[str]) -> None:
         try:
             self._process = subprocess.Popen(
                 list(command), cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -139,9 +136,16 @@ def _unknown(name: str) -> ModelInfo:
                      weight_bytes=0, bytes_per_token=0, engine="released code")
 
 
+def serve(spec: ClusterSpec, path: str, command: Sequence[str]) -> AbstractContextManager[CheckoutService]:
+    folder = Path(path).resolve()
+    if not folder.is_dir():
+        raise InputError(f"official.path={path!r}: allowed is the folder of a checkout of the released code")
+    return _running(spec, folder, command)
+
+
 @contextmanager
-def serve(spec: ClusterSpec, path: str, command: Sequence[str]) -> Iterator[CheckoutService]:
-    service = CheckoutService(spec, path, command)
+def _running(spec: ClusterSpec, folder: Path, command: Sequence[str]) -> Iterator[CheckoutService]:
+    service = CheckoutService(spec, folder, command)
     try:
         yield service
     finally:

@@ -85,7 +85,7 @@ class Routing:
         if request is None:
             role, roles = self.router.role, len(self.router.roles)
             request = self._requests[ask.rid] = Request(
-                ask.rid, 0, 0, role, role, ask.sampling, ask.params, [], ask.prompt_len, [0] * roles)
+                ask.rid, 0, role, role, ask.sampling, ask.params, [], ask.prompt_len, [0] * roles)
         request.ids[ask.start :] = ask.ids
         request.authors[max(0, ask.start - ask.prompt_len) :] = ask.authors
         if ask.extra is not None:

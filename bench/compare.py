@@ -28,13 +28,25 @@ if __name__ == "__main__":
 
 import msgspec
 import pandas as pd
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from bench.charts import COLOURS
 from bench.paired import Interval, Paired
-from bench.series import ROOT, Interrupted, RunFailed, Turn, command, run_all, split, sweep, write_table
+from bench.series import (
+    ROOT,
+    Interrupted,
+    RunFailed,
+    Turn,
+    check_writable,
+    command,
+    run_all,
+    split,
+    sweep,
+    write_table,
+)
 from bench.validity import differences, unequal_lengths
 from tokenrouter.config import Positive, Strict
 from tokenrouter.core import InputError
@@ -62,6 +74,10 @@ def parse(words: Sequence[str]) -> tuple[Options, dict[str, list[str]], list[str
     if not systems or not set(systems) <= set(known) or len(set(systems)) < len(systems):
         raise InputError(f"systems={systems}: allowed is a list of different ones of {known}")
     swept = {name: values for name, values in map(sweep, overrides) if len(values) > 1}
+    check_writable(csv=options.csv, markdown=options.markdown, plot=options.plot)
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if options.plot and Path(options.plot).suffix[1:] not in formats:
+        raise InputError(f"plot={options.plot}: allowed are files that end in .{', .'.join(sorted(formats))}")
     if "system" in swept:
         raise InputError(f"system={','.join(swept['system'])}: allowed is systems=[{','.join(swept['system'])}]")
     return options, {"system": systems} | swept, [word for word in overrides if word.partition("=")[0] not in swept]

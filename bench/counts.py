@@ -4,7 +4,8 @@
 
 Bursts of requests through three emulated models with little room for KV, so that requests are evicted and preempted; a
 tenth is aborted at any moment. After each burst, when nothing is open, the front end's check compares the counts of all
-subservers and the owners of all pages. Exit code 1 if a check fails, or if nothing was aborted or preempted.
+subservers and the owners of all pages. Exit code 1 if a check fails, if nothing was aborted or preempted, or if
+batching.max_wait_s was ever needed.
 """
 from __future__ import annotations
 

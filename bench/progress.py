@@ -1,7 +1,6 @@
 """How far a run is: a bar on a terminal, a line now and then elsewhere. Both go to standard error."""
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,9 +18,9 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 from bench.records import Progress
+from tokenrouter.waiting import Waiting
 
 _LINE_EVERY_S = 10.0
-_FIRST_WAIT_S, _WAIT_EVERY_S = 1.0, 5.0  # before the first line on what one waits for, and before each other one
 
 
 class ProgressView:
@@ -68,18 +67,5 @@ def waiting(console: Console, what: str) -> Iterator[None]:
             bar.add_task(f"waiting for {what}", total=None)
             yield
         return
-    began, over = time.monotonic(), threading.Event()
-
-    def tell() -> None:
-        pause = _FIRST_WAIT_S
-        while not over.wait(pause):
-            console.print(f"waiting for {what}: {time.monotonic() - began:.0f} s", highlight=False, soft_wrap=True)
-            pause = _WAIT_EVERY_S
-
-    teller = threading.Thread(target=tell, daemon=True, name="waiting")
-    teller.start()
-    try:
+    with Waiting(lambda line: console.print(line, highlight=False, soft_wrap=True), lambda: what):
         yield
-    finally:
-        over.set()
-        teller.join()

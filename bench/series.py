@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
@@ -25,6 +26,7 @@ from hydra.errors import HydraException
 from bench.validity import ended_early
 from tokenrouter.config import convert
 from tokenrouter.core import InputError
+from tokenrouter.subserver.process import signal_on_death
 
 ROOT = Path(__file__).resolve().parents[1]
 Options = TypeVar("Options", bound=msgspec.Struct)
@@ -168,7 +170,8 @@ def _execute(words: Sequence[str]) -> int:
 
     with _signals(receive):
         # In a group of its own: what a terminal sends to ours, it would get twice.
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0)
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, process_group=0,
+                                   preexec_fn=partial(signal_on_death, signal.SIGTERM))
         if received:
             process.terminate()
         code = process.wait()
@@ -189,6 +192,17 @@ def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def check_writable(**files: Path | str | None) -> None:
+    """InputError for one, by its option's name, that could not be written: hours of runs must not end with that."""
+    for option, name in files.items():
+        if name is None:
+            continue
+        file = Path(name)
+        there = file if file.exists() else file.parent
+        if file.is_dir() or not file.parent.is_dir() or not os.access(there, os.W_OK):
+            raise InputError(f"{option}={name}: allowed is a file in a folder that is there and can be written")
 
 
 def write_table(frame: pd.DataFrame, csv: Path | str | None, markdown: Path | str | None) -> None:

@@ -5,7 +5,7 @@ committed profile of its algorithm, models and workload says, if that is of the 
 summary must be those that its requests.jsonl and config.yaml give again (bench/recount.py). Of a comparison
 (bench/compare.py systems=[...]) every system is added, with its ratios to the others; what is stored of a system is the
 repeat with the median throughput. Exit code 2 says why a folder was refused; then nothing of it is added. An entry that
-is there already stays as it is. LEADERBOARD.md and .html are written anew.
+is there already stays as it is. LEADERBOARD.md and .html, and the README's table, are written anew.
 """
 from __future__ import annotations
 

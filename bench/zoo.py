@@ -1,4 +1,4 @@
-"""The zoo's table: every algorithm at its operating points, on the same problems.
+"""The zoo's table: the algorithms of conf/experiment/zoo.yaml at their operating points, on the same problems.
 
     python bench/zoo.py [algos=r2r,me] [requests=1000] [out=FOLDER] [profiles=FOLDER] [override ...]
 

@@ -19,7 +19,7 @@ from tokenrouter.interface import (
 
 
 def request(role: int = 0, known: tuple[int, ...] = (5, 0)) -> Request:
-    return Request("r", 0, 0, role, 0, SamplingParams(0, 9), {}, ids=[1, 2, 3, 4, 5], prompt_len=3, known=list(known),
+    return Request("r", 0, role, 0, SamplingParams(0, 9), {}, ids=[1, 2, 3, 4, 5], prompt_len=3, known=list(known),
                    authors=[0, 1])
 
 

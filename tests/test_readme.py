@@ -42,7 +42,7 @@ def algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Algorithm:
 
 def view(**params: object) -> RequestView:
     return RequestView(
-        Request("r", 0, 0, 0, 0, SamplingParams(seed=0, max_tokens=8), params, ids=[1], prompt_len=1, known=[1, 0]),
+        Request("r", 0, 0, 0, SamplingParams(seed=0, max_tokens=8), params, ids=[1], prompt_len=1, known=[1, 0]),
         proposal=2,
     )
 

@@ -42,7 +42,7 @@ def test_sampled_frequencies_follow_the_probabilities():
 
 
 def request(ids: list[int], prompt_len: int, **params: float) -> Request:
-    return Request("r", 0, 0, 0, 0, SamplingParams(0, 9, **params), {}, ids, prompt_len, [0])
+    return Request("r", 0, 0, 0, SamplingParams(0, 9, **params), {}, ids, prompt_len, [0])
 
 
 def test_penalties_known_answers():

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,6 +45,12 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     repetition_penalty: float = 1.0
     logprobs: int = -1
     signals: bool = False
+
+    def finish_reason(self, token: int, num_output: int, eos_token_ids: Collection[int]) -> FinishReason | None:
+        """Why an answer of `num_output` accepted tokens, of which `token` is the last, is over; None: it is not."""
+        if token in self.stop_token_ids or (token in eos_token_ids and not self.ignore_eos):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if num_output >= self.max_tokens else None
 
     def check(self) -> None:
         """Raise InputError for the first value that is out of range."""
@@ -95,7 +102,6 @@ class Request:
     """
 
     rid: str
-    incarnation: int
     algorithm: int
     role: int
     entry: int
@@ -112,7 +118,6 @@ class Request:
     counts: tuple[int, int] = (0, 0)  # handoffs and discarded proposals so far, wherever they happened
     extra: Any = None  # what the router sent along at the last handoff from here
     arrived: float = 0.0  # when it last became ready here, monotonic seconds
-    told: Logprobs | None = None  # of the last proposal, if the request wants to be told
     signal: float | None = None  # by which the token that is next was routed, here or where it came from; the same
     admitted: bool = False  # whether a step has run since then
     order: int = 0  # rank of its first arrival, for fairness and preemption

@@ -197,7 +197,7 @@ class Case:
             engine.free(rid)
             for t in range(len(record.token_ids)):
                 requests.append(Request(
-                    f"{rid}-{t}", 0, 0, role, 0, record.sampling, self.algorithm.parse(record.params),
+                    f"{rid}-{t}", 0, role, 0, record.sampling, self.algorithm.parse(record.params),
                     ids=ids[: length + t], prompt_len=length, known=[length] * len(self.paths),
                     authors=record.token_models[:t]))
         stacked = torch.cat(logits)

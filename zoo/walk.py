@@ -144,7 +144,7 @@ class Walk:
     def _request_at(self, role: int) -> Request:
         if role not in self._requests:
             self._requests[role] = Request(
-                "0", 0, 0, role, self.role, self.record.sampling, self._params, [], len(self.record.prompt_ids),
+                "0", 0, role, self.role, self.record.sampling, self._params, [], len(self.record.prompt_ids),
                 [0] * len(self.routers),
             )
         return self._requests[role]

@@ -62,10 +62,11 @@ class Claim(Strict, kw_only=True):
 
 
 class Plot(Strict, kw_only=True):
-    """`x`: an axis, or a measure; then `series` are joined and `y` is the measure. `panels`: axes, a panel a value."""
+    """`x`: an axis; a measure, to which `y` is joined for each of the `series`; or `measure`: all of them, without `y`.
+    `panels`: axes, a panel a value."""
 
     x: str
-    y: str
+    y: str | None = None
     series: str | None = None
     panels: list[str] = msgspec.field(default_factory=list)
 
@@ -86,9 +87,9 @@ class Description(Strict, kw_only=True):
     columns: str
     measures: dict[str, str]
     blocks: list[Block]
+    plot: Plot
     paper: list[dict[str, Any]] = msgspec.field(default_factory=list)
     claims: list[Claim] = msgspec.field(default_factory=list)
-    plot: Plot | None = None
 
     @property
     def axes(self) -> list[str]:

@@ -16,12 +16,10 @@ WIDTH, HEIGHT, COLUMNS = 4.2, 3.5, 4
 
 
 def draw(description: Description, frame: pd.DataFrame, file: Path) -> None:
-    """Nothing where the description has no plot."""
     plot = description.plot
-    if plot is None:
-        return
-    by_axis = plot.x in description.axes
-    rows = frame[frame["measure"] == plot.y] if by_axis else _joined(description, frame)
+    by_axis = plot.x in (*description.axes, "measure")
+    of_y = frame if plot.y is None else frame[frame["measure"] == plot.y]
+    rows = of_y if by_axis else _joined(description, frame)
     panels: list[tuple[Any, pd.DataFrame]] = [("", rows)]
     if plot.panels:
         panels = list(rows.groupby(plot.panels, sort=False, dropna=False))
@@ -32,7 +30,7 @@ def draw(description: Description, frame: pd.DataFrame, file: Path) -> None:
     for axis, (title, part) in zip(axes.flat, panels, strict=False):
         (_by_axis if by_axis else _curve)(axis, description, part)
         axis.set_title(", ".join(str(word) for word in title) if isinstance(title, tuple) else str(title), fontsize=9)
-        axis.set_ylabel(plot.y, fontsize=8)
+        axis.set_ylabel(plot.y or description.unit, fontsize=8)
     for axis in axes.flat[len(panels):]:
         axis.set_axis_off()
     handles, labels = axes[0][0].get_legend_handles_labels()
@@ -43,14 +41,12 @@ def draw(description: Description, frame: pd.DataFrame, file: Path) -> None:
 
 
 def _series(description: Description, part: pd.DataFrame) -> list[tuple[Hashable, pd.DataFrame]]:
-    assert description.plot is not None
     series = description.plot.series
     return [("", part)] if series is None else list(part.groupby(series, sort=False, dropna=False))
 
 
 def _by_axis(axis: Axes, description: Description, part: pd.DataFrame) -> None:
     """Labels of an axis of the table from left to right; joined where they are numbers."""
-    assert description.plot is not None
     labels = list(dict.fromkeys(part[description.plot.x].dropna()))
     joined = all(str(label).isdecimal() for label in labels)
     place = {label: position for position, label in enumerate(labels)}
@@ -79,7 +75,6 @@ def _by_axis(axis: Axes, description: Description, part: pd.DataFrame) -> None:
 def _joined(description: Description, frame: pd.DataFrame) -> pd.DataFrame:
     """One row a cell, its measures side by side."""
     plot = description.plot
-    assert plot is not None
     wide = frame.dropna(subset=["measured"]).pivot_table(
         index=description.axes, columns="measure", values="measured", sort=False, dropna=False).reset_index()
     return wide.dropna(subset=[plot.x, plot.y]) if {plot.x, plot.y} <= set(wide) else pd.DataFrame(
@@ -88,7 +83,6 @@ def _joined(description: Description, frame: pd.DataFrame) -> pd.DataFrame:
 
 def _curve(axis: Axes, description: Description, part: pd.DataFrame) -> None:
     plot = description.plot
-    assert plot is not None
     for number, (name, rows) in enumerate(_series(description, part)):
         rows = rows.sort_values(plot.x)
         axis.plot(rows[plot.x], rows[plot.y], "o-", color=COLOURS[number % len(COLOURS)], markersize=4, label=str(name))

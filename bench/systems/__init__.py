@@ -34,7 +34,7 @@ def serve(config: RunConfig, spec: ClusterSpec) -> AbstractContextManager[Servic
     serve this; ours do so here, with nothing started."""
     target = config.system.target
     if config.load.via == "http":
-        if target != "bench.systems.tokenrouter.serve":
+        if target != "bench.systems.tokenrouter.serve" or config.system.options:
             raise InputError(f"load.via=http: allowed with system=tokenrouter, not with {config.system.name}")
         from bench.systems import http  # the web server, which other runs need not load
 

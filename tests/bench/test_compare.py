@@ -144,6 +144,8 @@ def test_what_is_stopped_shows_what_is_finished_and_goes_on(
     (["systems=[nothing]"], "systems=..nothing..: allowed is a list of different ones of"),
     (["systems=[tokenrouter,tokenrouter]"], "different"),
     (["repeats=0"], "repeats=0: allowed is a whole number >= 1"),
+    (["csv=no_folder/a.csv"], "csv=no_folder/a.csv: allowed is a file in a folder that is there"),
+    (["plot=a.txt"], "plot=a.txt: allowed are files that end in .*.png"),
 ])
 def test_bad_arguments(words: list[str], said: str):
     with pytest.raises(InputError, match=said):

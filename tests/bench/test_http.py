@@ -31,7 +31,8 @@ def test_what_comes_over_http_is_what_the_front_end_says() -> None:
             assert (record.handoffs, record.discarded) == counts
 
 
-def test_other_systems_have_no_http(composed: Compose) -> None:
-    config = validate(composed("load.via=http", "system=reference"))
-    with pytest.raises(InputError, match=r"load\.via=http: allowed with system=tokenrouter, not with reference"):
+@pytest.mark.parametrize("system", ["reference", "eager_async"])
+def test_other_systems_have_no_http(composed: Compose, system: str) -> None:
+    config = validate(composed("load.via=http", f"system={system}"))
+    with pytest.raises(InputError, match=rf"load\.via=http: allowed with system=tokenrouter, not with {system}"):
         serve(config, ClusterSpec(models=[], algorithms=[]))

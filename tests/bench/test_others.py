@@ -29,4 +29,7 @@ def test_only_what_others_compute_counts(code: str, counts: bool) -> None:
     idle = Others()
     time.sleep(1)
     background = idle.cores()
-    assert (taken() - background > 0.25 * min(1.0, (os.cpu_count() or 1) - background)) is counts
+    free = (os.cpu_count() or 1) - background
+    if free < 0.5:
+        pytest.skip("nothing can be seen beside what this machine does")
+    assert (taken() - background > 0.25 * min(1.0, free)) is counts

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 import bench.progress
+import tokenrouter.waiting
 from bench.progress import ProgressView, waiting
 from bench.records import Progress
 
@@ -38,8 +39,8 @@ def test_a_bar_for_the_phase_on_a_terminal() -> None:
 
 
 def test_who_waits_is_told_for_what_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.progress, "_FIRST_WAIT_S", 0.0)
-    monkeypatch.setattr(bench.progress, "_WAIT_EVERY_S", 0.01)
+    monkeypatch.setattr(tokenrouter.waiting, "FIRST_S", 0.0)
+    monkeypatch.setattr(tokenrouter.waiting, "EVERY_S", 0.01)
     out, until = io.StringIO(), time.monotonic() + 20
     with waiting(Console(file=out), "small, large to start"):
         while out.getvalue().count("\n") < 3 and time.monotonic() < until:

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ import pandas as pd
 import pytest
 
 from bench import series
-from bench.series import Interrupted, RunFailed, Turn, command, run, run_all, split, write_table
+from bench.series import Interrupted, RunFailed, Turn, check_writable, command, run, run_all, split, write_table
 from tests.bench.fake import Program, survives
 from tokenrouter.config import Positive, Strict
 from tokenrouter.core import InputError
@@ -121,6 +122,26 @@ def test_a_second_signal_kills_the_run(tmp_path: Path, monkeypatch: pytest.Monke
     with survives():
         assert command(lambda _: run(tmp_path / "out", ["a=1"])) == 130  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_ends_when_its_command_is_killed(tmp_path: Path) -> None:
+    Program(tmp_path, {"validity": {"reasons": []}, "provenance": {}}).stops(1, [signal.SIGKILL])
+    code = "import sys, pathlib; from bench import series; series.ROOT = pathlib.Path(sys.argv[1]); " \
+           "series.run(series.ROOT / 'out', ['a=1'])"
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=series.ROOT)
+    assert killed.returncode == -signal.SIGKILL
+    file, until = tmp_path / "out" / "summary.json", time.monotonic() + 10
+    while not (file.is_file() and file.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert set(json.loads(file.read_text())["signals"]) == {signal.SIGTERM}
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    check_writable(csv=tmp_path / "new", plot=None)
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "none" / "new", tmp_path / "file" / "new"):
+        with pytest.raises(InputError, match=r"csv=.*: allowed is a file in a folder that is there"):
+            check_writable(csv=place)
 
 
 def test_tables(tmp_path: Path) -> None:

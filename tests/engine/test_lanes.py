@@ -20,11 +20,12 @@ CPU = torch.device("cpu")
 
 
 class Sequences:
-    """Sequences over a pool of pages of 4 tokens and lanes of 32, as an engine keeps them, without a model."""
+    """Sequences over a pool of pages of 4 tokens and lanes of 32 and one of 64, as an engine keeps them, without a
+    model."""
 
     def __init__(self, lengths: list[int]) -> None:
         self.pool = PagePool(200, 4, copy=lambda source, target: None, counters=EngineCounters())
-        self.lanes = Lanes([LayerShape(1, 4, 4)], 8, 32, torch.float32)
+        self.lanes = Lanes([LayerShape(1, 4, 4)], [(8, 32), (1, 64)], torch.float32)
         self.pages = [torch.zeros(201, 4 * 8)]
         for n, length in enumerate(lengths):
             self.pool.open(str(n), [0])
@@ -62,21 +63,23 @@ def test_a_lane_between_that_is_away() -> None:
     assert batch.order is not None and batch.order.tolist() == [0, 2]
 
 
-def test_what_would_compute_too_much_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_compute_too_much_is_parted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenrouter.engine.torch.layout.PADDING_ALLOWED", 0)
     sequences = Sequences([20] * 6)
     assert sequences.step({n: 1 for n in range(6)}).groups[0].lanes is not None
     far = sequences.step({0: 1, 5: 1})
-    assert [group.lanes for group in far.groups] == [None]
-    assert far.lane_slots is not None  # written all the same
+    assert [(group.lanes is not None, group.size) for group in far.groups] == [(True, 1), (True, 1)]
     assert sequences.step({0: 1, 1: 1}).groups[0].lanes is not None
 
 
-def test_what_is_longer_than_a_lane_is_gathered() -> None:
-    sequences = Sequences([31, 32, 9])
+def test_what_outgrows_its_lane_moves_to_a_longer_one_or_is_gathered() -> None:
+    sequences = Sequences([31, 31, 9])
+    (group,) = sequences.step({0: 1, 1: 1, 2: 1}).groups
+    assert (group.size, group.kv_len) == (3, 32)
     batch = sequences.step({0: 1, 1: 1, 2: 1})
-    assert [(group.lanes is not None, group.size) for group in batch.groups] == [(True, 2), (False, 1)]
-    assert batch.lane_slots is not None and batch.lane_slots.tolist() == [31, sequences.lanes.nowhere, 32 + 9]
+    assert [(group.lanes is not None, group.size) for group in batch.groups] == [(True, 1), (True, 1), (False, 1)]
+    nowhere = sequences.lanes.nowhere
+    assert batch.lane_slots is not None and batch.lane_slots.tolist() == [8 * 32 + 32, nowhere, 64 + 10]
 
 
 def test_a_chunk_beside_decodes_and_an_append_to_a_lane() -> None:
@@ -88,10 +91,19 @@ def test_a_chunk_beside_decodes_and_an_append_to_a_lane() -> None:
     assert batch.lane_slots is not None and batch.lane_slots.tolist() == [6, 7, 8, 32 + 10]
 
 
+def test_a_few_tokens_behind_many_are_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenrouter.engine.torch.layout.PADDING_ALLOWED", 20)
+    batch = Sequences([24, 30, 9]).step({0: 3, 1: 4, 2: 3})
+    assert [(group.lanes is not None, group.q_len, group.kv_len) for group in batch.groups] == [
+        (True, 3, 27), (True, 4, 34), (False, 3, 12)]
+    assert batch.lane_slots is not None and batch.lane_slots.tolist()[:7] == [24, 25, 26, 286, 287, 288, 289]
+
+
 def test_models_too_large_have_none() -> None:
     assert Lanes.fitting([LayerShape(1, lanes_module.MAX_BYTES, 0)], 32, torch.float32) is None
     small = Lanes.fitting([LayerShape(1, 4, 4), LayerShape(1, 2, 6)], 10**6, torch.float32)
-    assert small is not None and small.length == lanes_module.MAX_TOKENS and len(small.layers) == 2
+    assert small is not None and len(small.layers) == 2
+    assert {*small._lengths} == {lanes_module.MAX_TOKENS, 10**6} and len(small._of) == 0
 
 
 @pytest.mark.parametrize(("family", "runner"), [("qwen3", "fast"), ("mistral", "fast"), ("deepseek_v3", "hf")])
@@ -102,6 +114,7 @@ def test_the_same_logits_as_gathered(
     """Any mix of decodes, appends, pauses, forgotten drafts, evictions and ends, with few and short lanes."""
     monkeypatch.setattr(lanes_module, "MAX_LANES", 4)
     monkeypatch.setattr(lanes_module, "MAX_TOKENS", 40)
+    monkeypatch.setattr("tokenrouter.engine.torch.layout.PADDING_ALLOWED", 12)
     path = make_model(family)
     engines = [TorchEngine(path, load_format="dummy", runner=runner, capacity_tokens=512, page_size=4, lanes=lanes)
                for lanes in (False, True)]
@@ -142,4 +155,4 @@ def test_the_same_logits_as_gathered(
     assert in_lanes > 100
     for rid in lengths:
         both("free", rid)
-    assert len(engines[1]._kv.lanes._free) == 4  # type: ignore[union-attr]
+    assert len(engines[1]._kv.lanes._free) == 8  # type: ignore[union-attr]

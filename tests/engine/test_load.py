@@ -10,7 +10,8 @@ from transformers import GenerationConfig
 
 from tests.engine.conftest import MakeModel
 from tokenrouter.core import InputError
-from tokenrouter.engine import load_engine
+from tokenrouter.engine import load_engine, parse_options
+from tokenrouter.engine.options import check_device
 from tokenrouter.engine.torch import attention, fast
 from tokenrouter.engine.torch.batch import Batch
 from tokenrouter.engine.torch.engine import TorchEngine
@@ -109,6 +110,16 @@ def test_bad_options(options: dict[str, Any], message: str, make_model: MakeMode
     with pytest.raises(InputError) as error:
         load_engine("torch", **dict(path=make_model("qwen3"), load_format="dummy") | options)
     assert str(error.value).startswith(message)
+
+
+def test_as_many_devices_as_a_model_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert check_device("cuda:2", 2).index == 2
+    with pytest.raises(InputError, match=r"engine.options.tp_size: 3 devices are needed from cuda:2 on; allowed .* 2"):
+        check_device("cuda:2", 3)
+    nodes = {"tp_size": 6, "server_args": {"nnodes": 3, "dist_init_addr": "host:1"}}
+    assert parse_options("sglang", nodes).devices == 2 and parse_options("torch", {}).devices == 1
+    assert parse_options("sglang", nodes | {"tp_size": 1}).devices == 1  # the other model of that run
 
 
 def test_fast_runner_for_another_family(make_model: MakeModel) -> None:

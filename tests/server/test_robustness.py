@@ -1,19 +1,21 @@
 """Clients that vanish, limits that are reached, keys that are wrong."""
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.server.local import NEVER_ENDS, LocalServer, serving
+from tokenrouter.server.generate import EventStream
 
 LONG = {"prompt": [NEVER_ENDS, 1], "max_tokens": 1900, "ignore_eos": True}
 
@@ -55,6 +57,10 @@ def test_beyond_the_limit_clients_are_told_when_to_come_back(slow: LocalServer):
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert slow.client.post("/v1/completions", json={"prompt": [1], "max_tokens": 2}).status_code == 200
     assert slow.settled()
+    with slow.client.stream("POST", "/v1/completions", json={**LONG, "n": 4, "stream": True}) as response:
+        next(response.iter_lines())
+        assert slow.client.get("/health_generate").status_code == 200, "full is healthy"
+    assert slow.settled()
     never = slow.client.post("/v1/completions", json={"prompt": [1], "n": 5})  # however long it waits
     assert never.status_code == 400 and never.json()["error"]["param"] == "n"
 
@@ -80,6 +86,27 @@ def test_a_stream_is_logged_when_it_is_over(slow: LocalServer, caplog: pytest.Lo
     assert slow.settled() and len(lines(2)) == 2
 
 
+def counted(local: LocalServer) -> list[float]:
+    """Answers that were cut off, and answers that ended."""
+    lines = local.server.metrics.text().decode().splitlines()
+    names = "sglang:num_aborted_requests_total{", "sglang:e2e_request_latency_seconds_count{"
+    return [sum(float(line.split()[-1]) for line in lines if line.startswith(name)) for name in names]
+
+
+def test_what_was_cut_off_and_what_ended_is_counted(slow: LocalServer):
+    cut, ended = counted(slow)
+    whole = slow.client.post("/v1/completions", json={**LONG, "max_tokens": 40}).json()["choices"][0]["text"]
+    stopped = slow.client.post("/v1/completions", json={**LONG, "max_tokens": 400, "stop": [whole[10:14]]}).json()
+    assert stopped["choices"][0]["finish_reason"] == "stop" and stopped["usage"]["completion_tokens"] < 40
+    assert counted(slow) == [cut, ended + 2]
+    with slow.client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+        next(response.iter_lines())
+    deadline = time.monotonic() + 20
+    while counted(slow)[0] == cut and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert counted(slow) == [cut + 1, ended + 2] and slow.settled()
+
+
 def test_a_request_that_takes_too_long_ends():
     with serving("server.timeout_s=1", step_s=0.005) as impatient:
         late = impatient.client.post("/v1/completions", json=LONG)
@@ -88,6 +115,26 @@ def test_a_request_that_takes_too_long_ends():
             lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
         assert json.loads(lines[-2])["error"]["type"] == "timeout_error" and lines[-1] == "[DONE]"
         assert impatient.settled()
+
+
+def test_a_client_that_reads_no_more_is_not_waited_for():
+    left: list[str] = []
+
+    async def source() -> AsyncGenerator[bytes]:
+        try:
+            yield b"data: 1\n\n"
+        finally:
+            left.append("closed")
+
+    async def send(message: dict[str, Any]) -> None:
+        await asyncio.sleep(60 if message.get("body") else 0)
+
+    async def receive() -> Any:
+        await asyncio.sleep(60)
+
+    note: dict[str, Any] = {}
+    asyncio.run(EventStream(note, 0.05, source())({}, receive, send))  # type: ignore[arg-type]
+    assert note == {"disconnected": True} and left == ["closed"]
 
 
 def test_an_administrator_can_end_an_answer(slow: LocalServer):
@@ -105,12 +152,17 @@ def test_a_body_that_is_too_long_is_not_read(slow: LocalServer):
         assert refused.status_code == 413 and refused.json()["error"]["code"] == "body_too_large"
 
 
-def test_a_client_that_is_still_sending_what_is_too_long_sees_why_it_is_refused(slow: LocalServer):
-    host, port = slow.url.removeprefix("http://").split(":")
+def status_of_a_long_body(local: LocalServer) -> bytes:
+    """What a client gets that looks for an answer only when it has sent everything."""
+    host, port = local.url.removeprefix("http://").split(":")
     head = "POST /v1/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Length: 9000000\r\n\r\n"
     with socket.create_connection((host, int(port))) as client:
         client.sendall(head.encode() + b"x" * 9_000_000)
-        assert client.makefile("rb").readline().startswith(b"HTTP/1.1 413")
+        return client.makefile("rb").readline().split()[1]
+
+
+def test_a_client_that_is_still_sending_what_is_too_long_sees_why_it_is_refused(slow: LocalServer):
+    assert status_of_a_long_body(slow) == b"413"
 
 
 def test_while_draining_health_says_so(slow: LocalServer):
@@ -133,6 +185,7 @@ def test_keys():
             assert status("GET", "/v1/models", key) == user
             assert status("POST", "/flush_cache", key) == admin
             assert status("GET", "/health", key) == 200
+        assert status_of_a_long_body(local) == b"401"
         secret = local.client.get("/server_info", headers={"Authorization": "Bearer user-key"}).text
         assert "user-key" not in secret and "admin-key" not in secret
 

@@ -112,8 +112,11 @@ def test_on_sigterm_what_is_under_way_ends_and_nothing_is_left(running: Running)
     logged = [json.loads(line) for line in said if line.startswith("{")]
     assert {"method", "path", "status", "ms"} <= set(logged[0]) and "cmpl-" in logged[0]["id"]
     assert logged[-1]["completion_tokens"] == 400
-    plain = [line for line in said if not line.startswith(("{", "loading "))]
-    assert plain == ["starting 2 model(s): small, large", "stopping: 1 answer(s) under way have 30 s to end"]
+    plain = [line for line in said if not line.startswith(("{", "waiting for "))]
+    assert plain[0] == "starting 2 model(s): small, large"
+    assert plain[-1] == "stopping: 1 answer(s) under way have 30 s to end"
+    died, again = plain[1], plain[-2]  # of a test before this one
+    assert died == "subserver 1 (large) died: killed by SIGKILL" and again == "  it is started anew (1 of 10 times)"
 
 
 def interrupt(process: subprocess.Popen[str], code: int = 130) -> None:
@@ -127,7 +130,7 @@ def interrupt(process: subprocess.Popen[str], code: int = 130) -> None:
     _, said = process.communicate(timeout=120)
     *before, last = said.splitlines()
     assert process.returncode == code and last.startswith("stopping: "), said
-    assert all(line.startswith(("loading ", "starting ")) for line in before), said
+    assert all(line.startswith(("waiting for ", "starting ")) for line in before), said
     deadline = time.monotonic() + 30
     while any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in below):
         assert time.monotonic() < deadline

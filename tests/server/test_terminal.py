@@ -9,7 +9,6 @@ import pytest
 
 from tests.server.local import LocalServer
 from tokenrouter.cli import main
-from tokenrouter.server import start
 from tokenrouter.server.chat import coloured
 
 
@@ -47,19 +46,6 @@ def test_what_takes_long_to_import_is_not_waited_for_in_silence(command: str):
         "finally: print({'torch', 'transformers', 'numpy', 'scipy', 'uvicorn'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.endswith("\nset()\n"), done
-
-
-def test_what_is_waited_for_is_said_again_and_again(
-        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(start, "FIRST_S", 0.0)
-    monkeypatch.setattr(start, "EVERY_S", 0.01)
-    said, deadline = "", time.monotonic() + 20
-    with start.Waiting() as waiting:
-        waiting.what = lambda: "large"
-        while said.count("loading large (") < 2 and time.monotonic() < deadline:
-            said += capsys.readouterr().err
-            time.sleep(0.01)
-    assert said.count("loading large (") >= 2
 
 
 def test_models_have_different_colours():

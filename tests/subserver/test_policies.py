@@ -145,6 +145,7 @@ def test_the_hold_rule(monkeypatch: pytest.MonkeyPatch):
         assert (policy.decide(queue(ready), due - left_ms / 1e3) is Verdict.HOLD) == held, (ready, left_ms)
     assert policy.decide(queue(3), due + 0.001) is Verdict.HOLD, "it is late, so it ends at any moment"
     assert policy.decide(queue(3), due + 0.02) is Verdict.LAUNCH, "too late to be waited for"
+    assert policy.decide(queue(3, waited_s=1.0), due + 0.001) is Verdict.LAUNCH, "the last resort"
     assert policy.patience_s(queue(1), due) == pytest.approx(0.5 * 0.0279)
     policy.receive(1, m.Landed(), due)
     assert policy.decide(queue(1), due) is Verdict.LAUNCH

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.toy import ToyCluster, toy_algorithm, toy_reference, toy_token
+from tests.toy import ToyCluster, ToyEngine, toy_algorithm, toy_reference, toy_token
 from tokenrouter.cluster.spec import AlgorithmSpec, BatchingSpec
-from tokenrouter.core import FinishReason
+from tokenrouter.core import FinishReason, Request, SamplingParams
 from tokenrouter.interface import BaseRouter, RequestView, StepResult
 from tokenrouter.subserver import messages as m
-from tokenrouter.subserver.scheduler import SHORT_APPEND
+from tokenrouter.subserver.scheduler import SHORT_APPEND, Scheduler
 
 
 def prompts(rng: random.Random, count: int) -> list[tuple[list[int], int]]:
@@ -78,6 +78,33 @@ def test_eviction_and_preemption_happen_and_are_counted():
     assert [cluster.output(r) for r in rids] == [toy_reference(algorithm, *job) for job in jobs]
     counters = [s.scheduler.counters for s in cluster.subservers]
     assert sum(c.evictions for c in counters) > 0 and sum(c.preemptions for c in counters) > 0
+
+
+def test_a_later_prompt_does_not_take_what_an_earlier_one_waits_for():
+    engine = ToyEngine(0, pages=16)  # 64 tokens
+    scheduler = Scheduler(engine, None, max_batch=8, chunk_tokens=32)  # type: ignore[arg-type]
+
+    def add(rid: str, first: int, length: int) -> Request:
+        ids = list(range(first, first + length))
+        request = Request(rid, 0, 0, 0, SamplingParams(0, 8), {}, ids=ids, prompt_len=length, known=[length])
+        scheduler.add(request, 0.0)
+        return request
+
+    def step() -> list[str]:
+        batch = scheduler.assemble()
+        engine.step([row for _, row in batch])
+        for request, row in batch:
+            request.kv_len += len(row.token_ids)
+        return [request.rid for request, _ in batch]
+
+    first = add("first", 0, 40)
+    assert step() == step() == ["first"]
+    add("second", 100, 40)
+    add("third", 200, 20)  # would fit
+    first.ids.append(7)
+    assert step() == ["first"] and scheduler.counters.preemptions == 0
+    scheduler.remove(first)
+    assert step() == ["second"]
 
 
 def test_a_resume_is_an_append():

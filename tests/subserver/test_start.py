@@ -33,11 +33,11 @@ def send(box: Mailbox, to: int, *messages: m.Message) -> None:
 
 
 def test_what_a_peer_sends_before_it_is_not_lost(boxes: dict[int, Mailbox]) -> None:
-    send(boxes[0], 1, m.Admitted("a", 0, 0))
-    send(boxes[m.FRONT_END], 1, START, m.Admitted("b", 0, 0))
-    send(boxes[0], 1, m.Admitted("c", 0, 0))
+    send(boxes[0], 1, m.Admitted("a", 0))
+    send(boxes[m.FRONT_END], 1, START, m.Admitted("b", 0))
+    send(boxes[0], 1, m.Admitted("c", 0))
     assert _await_start(boxes[1], lambda: True) == START
-    send(boxes[0], 1, m.Admitted("d", 0, 0))
+    send(boxes[0], 1, m.Admitted("d", 0))
     heard: list[tuple[int, str]] = []
     until = time.monotonic() + 30
     while len(heard) < 4 and time.monotonic() < until:
@@ -55,15 +55,15 @@ def test_told_to_stop_or_left_alone(boxes: dict[int, Mailbox]) -> None:
 
 def test_what_is_patient_waits_for_what_is_not(boxes: dict[int, Mailbox]) -> None:
     box = boxes[0]
-    box.post(1, m.Admitted("a", 0, 0), patient=True)
-    box.post(m.FRONT_END, m.Admitted("x", 0, 0))
+    box.post(1, m.Admitted("a", 0), patient=True)
+    box.post(m.FRONT_END, m.Admitted("x", 0))
     box.flush(patiently=True)
     assert [message.rid for _, message in boxes[m.FRONT_END].receive(5.0)] == ["x"]  # type: ignore[union-attr]
     assert list(boxes[1].receive(0.1)) == []
-    box.post(1, m.Admitted("b", 0, 0))
-    box.post(1, m.Admitted("c", 0, 0), patient=True)
+    box.post(1, m.Admitted("b", 0))
+    box.post(1, m.Admitted("c", 0), patient=True)
     box.flush(patiently=True)
     assert [message.rid for _, message in boxes[1].receive(5.0)] == ["a", "b", "c"]  # type: ignore[union-attr]
-    box.post(1, m.Admitted("d", 0, 0), patient=True)
+    box.post(1, m.Admitted("d", 0), patient=True)
     box.flush()
     assert [message.rid for _, message in boxes[1].receive(5.0)] == ["d"]  # type: ignore[union-attr]

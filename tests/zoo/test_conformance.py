@@ -4,6 +4,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -137,14 +138,16 @@ def test_an_end_that_is_tested_before_the_route_is_caught(entropy: Case, monkeyp
 
 
 def test_a_length_that_counts_what_was_discarded_is_caught(entropy: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish = Routing._finish_reason
+    settle = Routing._settle
 
-    def counting(self: Routing, request: Request, token: int) -> FinishReason | None:
-        if request.num_output + request.counts[1] >= request.sampling.max_tokens:
-            return FinishReason.LENGTH
-        return finish(self, request, token)
+    def counting(self: Routing, request: Request, view: RequestView, *rest: Any) -> Any:
+        sampling = request.sampling
+        request.sampling = msgspec.structs.replace(sampling, max_tokens=sampling.max_tokens - request.counts[1])
+        move = settle(self, request, view, *rest)
+        request.sampling = sampling
+        return move
 
-    monkeypatch.setattr(Routing, "_finish_reason", counting)
+    monkeypatch.setattr(Routing, "_settle", counting)
     with pytest.raises(AssertionError):
         kit.max_tokens_anywhere(entropy)
 

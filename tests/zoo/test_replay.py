@@ -112,7 +112,7 @@ def test_decisions_at_one_position_are_drawn_anew() -> None:
     routers = [algorithm.router(role) for role in algorithm.roles]
     counts = [[0, 0], [0, 0]]
     for seed in range(300):
-        holders = [Request("r", 0, 0, role, 0, SamplingParams(seed, 9), {}, [1, 2], 2, [2, 2]) for role in (0, 1)]
+        holders = [Request("r", 0, role, 0, SamplingParams(seed, 9), {}, [1, 2], 2, [2, 2]) for role in (0, 1)]
         role = 0
         while not holders[role].num_output:
             view = RequestView(holders[role], proposal=7)

@@ -105,7 +105,7 @@ def result(rows: int, thresholds: Sequence[float] | None = None) -> StepResult:
     """A step's random numbers, and requests with these thresholds of their own."""
     torch.manual_seed(rows)
     params = [{"threshold": threshold} for threshold in thresholds] if thresholds else [{}] * rows
-    views = [RequestView(Request("0", 0, 0, 0, 0, SamplingParams(0, 9), own, [1], 1, [1, 0]), 2) for own in params]
+    views = [RequestView(Request("0", 0, 0, 0, SamplingParams(0, 9), own, [1], 1, [1, 0]), 2) for own in params]
     output = LogitsOutput(torch.randn(rows, VOCAB), torch.randn(rows, HIDDEN))
     return StepResult(torch.randint(0, VOCAB, (rows,)), output, views)
 

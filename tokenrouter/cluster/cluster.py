@@ -1,6 +1,7 @@
 """Starting, placing, watching and ending the subservers of one run."""
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ from tokenrouter.subserver import messages as m
 from tokenrouter.subserver.curve import Keys
 from tokenrouter.subserver.mailbox import Mailbox
 
+log = logging.getLogger("tokenrouter.cluster")
 START_TIMEOUT_S = 600.0  # a large model from a slow disk
 STOP_TIMEOUT_S = 3.0
 WATCH_EVERY_S = 0.2
@@ -76,7 +78,7 @@ class Cluster:
                                 {i: a for i, a in addresses.items() if i != m.FRONT_END}, self._keys)
         for index in range(len(self.spec.models)):
             self._processes.append(self._spawn(index, epoch=1))
-        self.frontend = Frontend(self._mailbox, self.spec, self.watch)
+        self.frontend = Frontend(self._mailbox, self.spec, self.watch, self._spare)
         self.frontend.wait_ready(START_TIMEOUT_S)
         self._ready = True
 
@@ -115,15 +117,26 @@ class Cluster:
         self._next_watch = now + WATCH_EVERY_S
         for index, process in enumerate(self._processes):
             if (code := process.poll()) is not None:
-                if self._ready and self.restarts < self._max_restarts:
-                    self.restarts += 1
-                    self._processes[index] = self._spawn(index, epoch=1 + self.restarts)
-                    self.frontend.lost(index)
-                    continue
                 how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
                 tail = self._log(index).read_text(errors="replace").strip().splitlines()[-5:]
-                raise SubserverDied(f"subserver {index} ({self.spec.models[index].name}) died: {how}"
-                                    + "".join(f"\n  | {line}" for line in tail))
+                died = (f"subserver {index} ({self.spec.models[index].name}) died: {how}"
+                        + "".join(f"\n  | {line}" for line in tail))
+                if not self._may_restart:
+                    raise SubserverDied(died)
+                self.restarts += 1
+                log.warning("%s\n  it is started anew (%d of %d times)", died, self.restarts, self._max_restarts)
+                self._processes[index] = self._spawn(index, epoch=1 + self.restarts)
+                self.frontend.lost(index)
+
+    @property
+    def _may_restart(self) -> bool:
+        return self._ready and self.restarts < self._max_restarts
+
+    def _spare(self, index: int) -> bool:
+        """Whether a subserver that has failed is started anew; then it is ended, for `watch` to find."""
+        if self._may_restart:
+            self._processes[index].kill()
+        return self._may_restart
 
     def close(self) -> None:
         """Stop everything: asked first, then told, then killed."""

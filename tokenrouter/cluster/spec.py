@@ -191,7 +191,7 @@ class ClusterSpec(msgspec.Struct, kw_only=True):
         """Raise InputError for the first thing that this machine lacks: a core, a device, an engine's package."""
         self.hardware.check_machine()
         for model in self.models:
-            check_machine(self.engine.kind, model.device)
+            check_machine(self.engine.kind, model.device, self.engine.parsed(model.name).devices)
 
     def _check_model(self, router: BaseRouter, model: ModelSpec) -> None:
         """Of a router that minds which model it sits on, where that can be known before it is loaded."""

@@ -32,10 +32,10 @@ def parse_options(kind: str, options: Mapping[str, Any]) -> EngineOptions:
     return convert(dict(options), _options(kind), at=FIELD)
 
 
-def check_machine(kind: str, device: str) -> None:
-    """InputError unless this machine has the device, and what else such an engine needs."""
+def check_machine(kind: str, device: str, needed: int) -> None:
+    """InputError unless this machine has the device, as many more as are needed, and what else such an engine needs."""
     if kind != "emulated":  # whose devices are but names
-        check_device(device)
+        check_device(device, needed)
     if kind == "sglang":
         from tokenrouter.engine.sglang.runtime import check_version
 

@@ -21,6 +21,11 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Tokens in a page: KV is given out in whole ones."""
         return 1
 
+    @property
+    def devices(self) -> int:
+        """Of this machine, from the model's own on."""
+        return 1
+
     def check(self, role: str, path: str, device: str) -> None:
         """InputError if they do not go together, or with a role's model or such a device. Nothing is loaded."""
 
@@ -31,14 +36,18 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return capacity_tokens // self.page
 
 
-def check_device(name: str) -> torch.device:
-    """The device of that name; InputError unless this machine has it."""
+def check_device(name: str, needed: int = 1) -> torch.device:
+    """The device of that name; InputError unless this machine has it, and as many as are needed from it on."""
     count = torch.cuda.device_count()  # 0 where torch is built for CPUs only, or there is no driver
     try:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("meta")
-    if device.type == "cpu" or (device.type == "cuda" and (device.index or 0) < count):
+    left = count - (device.index or 0)
+    if device.type == "cuda" and 0 < left < needed:
+        raise InputError(f"{FIELD}.tp_size: {needed} devices are needed from {name} on; allowed on this machine is a "
+                         f"size for {left}")
+    if device.type == "cpu" or (device.type == "cuda" and left > 0):
         return device
     there = ", ".join(["cpu", *(f"cuda:{index}" for index in range(count))])
     raise InputError(f"hardware.device={name!r}: allowed on this machine is {'one of ' if count else ''}{there}")

@@ -95,8 +95,9 @@ class Server:
                 self._reports = await self.dispatcher.ask("take_stats")
             except ApiError:
                 continue
-            for model, report in zip(self.frontend.spec.models, self._reports, strict=True):
-                self.metrics.subserver(model.name, report)
+            models = zip(self.frontend.spec.models, self._reports, self.frontend.restarts, strict=True)
+            for model, report, restarts in models:
+                self.metrics.subserver(model.name, report | {"restarts": restarts})
 
     async def _read(self, request: Request, kind: type[p.Body]) -> p.Body:
         data = await read_body(request, self._limit)
@@ -178,7 +179,8 @@ class Server:
     async def _health_generate(self, request: Request) -> Response:
         body = p.CompletionRequest(prompt=[[0]], max_tokens=1, ignore_eos=True)
         jobs = await self._preparer.completion(body)
-        async with self.dispatcher.submitted(jobs, self.config.server.timeout_s) as exchange:
+        # A server that has all that it takes is healthy: whoever asks would restart it otherwise.
+        async with self.dispatcher.submitted(jobs, self.config.server.timeout_s, limited=False) as exchange:
             try:
                 async for _ in exchange.events():
                     pass

@@ -6,17 +6,18 @@ nothing is shared between threads.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from tokenrouter.core import FinishReason, InputError
 from tokenrouter.server.errors import ApiError
-from tokenrouter.server.frontend import EndEvent, Event, Frontend
+from tokenrouter.server.frontend import CONTROL_TIMEOUT_S, EndEvent, Event, Frontend
 from tokenrouter.server.prepare import Job, bad_input
 
+log = logging.getLogger("tokenrouter.server")
 WATCH_S = 0.2  # between two looks at the subservers when nothing comes from them
-CONTROL_TIMEOUT_S = 30.0
 
 
 class Exchange:
@@ -69,10 +70,12 @@ class Dispatcher:
             loop.remove_reader(self.frontend.fileno())
 
     @asynccontextmanager
-    async def submitted(self, jobs: Sequence[Job], timeout_s: float) -> AsyncIterator[Exchange]:
-        """Send requests; whichever has not ended when the context is left is aborted."""
+    async def submitted(
+        self, jobs: Sequence[Job], timeout_s: float, *, limited: bool = True
+    ) -> AsyncIterator[Exchange]:
+        """Send requests; whichever has not ended when the context is left is aborted. `limited`: to max_requests."""
         self.check_alive()
-        if self.frontend.num_open + len(jobs) > self._max_requests:
+        if limited and self.frontend.num_open + len(jobs) > self._max_requests:
             raise ApiError(429, f"{self.frontend.num_open} of at most {self._max_requests} answers are under way",
                            code="queue_full", headers={"Retry-After": str(self._retry_after_s)})
         exchange = Exchange([], timeout_s)
@@ -91,8 +94,8 @@ class Dispatcher:
                 if index in exchange.open:
                     self.frontend.abort(rid)
 
-    def abort(self, rid: str) -> None:
-        self.frontend.abort(rid, FinishReason.ABORT)
+    def abort(self, rid: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        self.frontend.abort(rid, reason)
 
     def abort_all(self) -> None:
         for rid in list(self._listeners):
@@ -104,7 +107,7 @@ class Dispatcher:
 
     def check_alive(self) -> None:
         if self.failure is not None:
-            raise ApiError(503, str(self.failure).splitlines()[0], code="unavailable")
+            raise self._unavailable(self.failure)
 
     async def ask(self, command: str) -> list[dict[str, Any]]:
         """One report a subserver."""
@@ -124,7 +127,9 @@ class Dispatcher:
     def _pump(self) -> None:
         try:
             events = self.frontend.poll(0.0)
-        except (RuntimeError, InputError) as error:
+        except Exception as error:  # whatever it is: a loop that ended in silence would leave everybody waiting
+            if not isinstance(error, RuntimeError | InputError):
+                log.exception("the front end failed")
             self._fail(error)
             return
         finally:
@@ -139,7 +144,10 @@ class Dispatcher:
         if self.failure is None:
             self.failure = error
             self.failed.set()
-            self._tell_all(ApiError(503, str(error).splitlines()[0], code="unavailable"))
+            self._tell_all(self._unavailable(error))
+
+    def _unavailable(self, error: Exception) -> ApiError:
+        return ApiError(503, (str(error) or repr(error)).splitlines()[0], code="unavailable")
 
     def _tell_all(self, error: ApiError) -> None:
         for exchange, _ in self._listeners.values():

@@ -78,14 +78,18 @@ class Frontend:
     """Not thread-safe: one caller polls. `models[i]` describes subserver i, once wait_ready has returned.
 
     When a subserver is restarted, its requests are sent anew, with what was committed of them. The last committed
-    token is left out: its author draws it again, to the same effect, and so comes to know who goes on.
+    token is left out: its author draws it again, to the same effect, and so comes to know who goes on. Where models
+    draft, none is, as how a token was drawn depends on the drafts before it: the entry begins with new ones. `watch` is
+    called at each poll and restarts those that have died; `spare` says whether one that tells of its failure will be.
     """
 
-    def __init__(self, mailbox: Mailbox, spec: ClusterSpec, watch: Callable[[], None]) -> None:
+    def __init__(self, mailbox: Mailbox, spec: ClusterSpec, watch: Callable[[], None],
+                 spare: Callable[[int], bool] = lambda index: False) -> None:
         self.models: list[ModelInfo] = []
         self.capacities: list[int] = []
         self.loading = [model.name for model in spec.models]  # not ready yet
-        self._mailbox, self.spec, self._watch = mailbox, spec, watch
+        self._mailbox, self.spec, self._watch, self._spare = mailbox, spec, watch, spare
+        self.restarts = [0] * len(spec.models)  # of each subserver
         self.algorithms = [algorithm.build() for algorithm in spec.algorithms]
         self._index = {algorithm.name: i for i, algorithm in enumerate(self.algorithms)}
         self._open: dict[str, _Open] = {}
@@ -136,13 +140,16 @@ class Frontend:
     def lost(self, index: int) -> None:
         """Subserver `index` has died and is being started anew: what it had a part in begins again when it is there."""
         self._down.add(index)
+        self.restarts[index] += 1
         for request in list(self._open.values()):
-            if request.aborted and index in self._bound(request):
+            if index not in self._bound(request):
+                continue
+            over = m.Ended(request.wire, FinishReason.ABORT, 0, (0, 0))
+            for peer in self._bound(request):
+                self._mailbox.post(peer, over)
+            if request.aborted:
                 self._drop(request)
-            elif index in self._bound(request):
-                over = m.Ended(request.wire, 0, FinishReason.ABORT, 0, (0, 0))
-                for peer in self._bound(request):
-                    self._mailbox.post(peer, over)
+            else:
                 self._wires.pop(request.wire, None)
                 request.restarts += 1
                 request.wire = f"{request.rid}.{request.restarts}"
@@ -154,7 +161,7 @@ class Frontend:
     def _drop(self, request: _Open) -> None:
         """Aborted, and none of its subservers would answer."""
         now = time.perf_counter()
-        self._close(request, m.Ended(request.wire, 0, FinishReason.ABORT, request.position, (0, 0)), now)
+        self._close(request, m.Ended(request.wire, FinishReason.ABORT, request.position, (0, 0)), now)
 
     def _bound(self, request: _Open) -> list[int]:
         return self.spec.algorithms[request.opening.algorithm].models
@@ -162,20 +169,30 @@ class Frontend:
     def _back(self, index: int) -> None:
         self._mailbox.post(index, self._agreed())
         self._down.discard(index)
-        for request in self._open.values():
+        for request in list(self._open.values()):
             if index in self._bound(request):
                 self._send(request)
         self._mailbox.flush()
 
     def _send(self, request: _Open) -> None:
         """To its entry, unless one of its subservers is missing: then it waits for that one."""
-        if self._down.isdisjoint(self._bound(request)):
-            kept, holder = max(0, request.position - 1), -1
-            if request.token_ids:
-                holder = request.authors[kept]
-            self._mailbox.post(request.entry, m.Submit(
-                request.wire, 0, request.prompt_ids + request.token_ids[:kept], request.opening,
-                request.authors[:kept], holder))
+        if not self._down.isdisjoint(self._bound(request)):
+            return
+        kept, holder, opening = request.position, -1, request.opening
+        if kept and not self._drafts(opening.algorithm):
+            kept -= 1
+            holder = request.authors[kept]
+        elif kept:
+            reason = opening.sampling.finish_reason(request.token_ids[-1], kept, self._agreed().eos_token_ids)
+            if reason is not None:
+                self._close(request, m.Ended(request.wire, reason, kept, (0, 0)), time.perf_counter())
+                return
+        self._mailbox.post(request.entry, m.Submit(
+            request.wire, request.prompt_ids + request.token_ids[:kept], opening, request.authors[:kept], holder))
+
+    def _drafts(self, algorithm: int) -> bool:
+        chosen = self.algorithms[algorithm]
+        return any(chosen.router(role).drafts for role in chosen.roles)
 
     def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, algorithm: str,
                params: Mapping[str, Any] | None = None) -> str:
@@ -233,7 +250,7 @@ class Frontend:
                 self._reports[sender, message.command] = message.body
             elif isinstance(message, m.Ready):
                 self._back(sender)
-            elif isinstance(message, m.Failed):
+            elif isinstance(message, m.Failed) and (message.bad_input or not self._spare(sender)):
                 self._raise(sender, message)
         self._watch()
 
@@ -265,14 +282,14 @@ class Frontend:
     def _fail(self, request: _Open, error: str, now: float) -> None:
         self._mailbox.post(request.entry, m.Abort(request.wire, FinishReason.ABORT))
         self._mailbox.flush()
-        self._close(request, m.Ended(request.wire, 0, FinishReason.ABORT, request.position, (0, 0), error), now)
+        self._close(request, m.Ended(request.wire, FinishReason.ABORT, request.position, (0, 0)), now, error)
 
-    def _close(self, request: _Open, ended: m.Ended, now: float) -> None:
+    def _close(self, request: _Open, ended: m.Ended, now: float, error: str | None = None) -> None:
         del self._open[request.rid]
         self._wires.pop(request.wire, None)
         handoffs, discarded = ended.counts
         self._events.append(EndEvent(
-            request.rid, ended.reason, request.position, handoffs, discarded, ended.error, now))
+            request.rid, ended.reason, request.position, handoffs, discarded, error, now))
 
     def _raise(self, index: int, failed: m.Failed) -> None:
         name = self.spec.models[index].name

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from transformers import PreTrainedTokenizerBase
 
+from tokenrouter.core import FinishReason
 from tokenrouter.server.answer import Answer, Piece
 from tokenrouter.server.dispatch import Dispatcher
 from tokenrouter.server.errors import ApiError
@@ -23,6 +24,7 @@ from tokenrouter.server.protocol import Generation
 from tokenrouter.server.wire import Wire
 
 encode = msgspec.json.encode
+LAST_WORDS_S = 5.0  # for telling a client that its time is over
 Update = tuple[int, Piece]
 
 
@@ -45,7 +47,8 @@ class Generator:
         opened = await anext(updates)  # so that what is refused is refused with its status
         http.state.usage = wire.usage
         if request.stream:
-            return EventStream(note, self._stream(note, request, wire, opened, updates), updates)
+            events = self._stream(note, request, wire, opened, updates)
+            return EventStream(note, self._timeout_s + LAST_WORDS_S, events, updates)
         pieces = [Piece() for _ in jobs]
 
         async def collect() -> None:
@@ -86,7 +89,7 @@ class Generator:
 
         However it is left, requests that have not ended are aborted.
         """
-        began, submitted = time.perf_counter(), 0
+        began, submitted, ended = time.perf_counter(), 0, set[int]()
         try:
             async with self._dispatcher.submitted([a.job for a in answers], self._timeout_s) as exchange:
                 self.running[wire.id] = exchange.rids
@@ -104,32 +107,36 @@ class Generator:
                             self._metrics.tokens(answer.job, event, began)
                             updates.append((index, answer.take(event)))
                             if answer.stopped:
-                                self._dispatcher.abort(event.rid)
+                                self._dispatcher.abort(event.rid, FinishReason.STOP)
                             continue
                         if event.error is not None:
                             raise ApiError(500, event.error, code="generation_failed")
                         updates.append((index, answer.finish(event)))
-                        self._metrics.ended(answer.job, event, began)
+                        if event.reason is not FinishReason.ABORT:
+                            ended.add(index)
+                            self._metrics.ended(answer.job, event, began)
                     yield updates
         except TimeoutError:
             self._metrics.timeouts.inc()
             raise ApiError(504, f"the request took longer than {self._timeout_s:g} s", code="timeout") from None
         finally:
             self.running.pop(wire.id, None)
-            self._metrics.left(submitted)
+            for index, answer in enumerate(answers[:submitted]):
+                self._metrics.left(answer.job, ended=index in ended)
 
 
 class EventStream(Response):
     """Server-sent events. When the client goes away, or all is sent, the sources are closed, the first one first.
 
-    `note` comes to hold `disconnected` if the client went away.
+    `note` comes to hold `disconnected` if the client went away, or has not read all after `limit_s`.
     """
 
-    def __init__(self, note: dict[str, Any], events: AsyncGenerator[bytes], *sources: AsyncGenerator[Any]) -> None:
+    def __init__(self, note: dict[str, Any], limit_s: float, events: AsyncGenerator[bytes],
+                 *sources: AsyncGenerator[Any]) -> None:
         super().__init__(media_type="text/event-stream",
                          headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._note, self._events, self._sources = note, events, sources
+        self._note, self._limit_s, self._events, self._sources = note, limit_s, events, sources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write() -> None:
@@ -139,8 +146,9 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         try:
-            await until_disconnect(receive, write())
-        except ClientGone:
+            async with asyncio.timeout(self._limit_s):
+                await until_disconnect(receive, write())
+        except (ClientGone, TimeoutError):
             self._note["disconnected"] = True
         finally:
             for source in (self._events, *self._sources):

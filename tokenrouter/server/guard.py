@@ -54,9 +54,14 @@ async def read_body(request: Request, limit: int) -> bytes:
                 break
         else:
             return bytes(data)
-    if not told or request.headers.get("expect", "").lower() != "100-continue":  # that one sends nothing unasked
+    if not told or not _asks_first(request):
         await _discard(parts)
     raise ApiError(413, f"the body is longer than {limit} bytes (server.max_body_mb)", code="body_too_large")
+
+
+def _asks_first(request: Request) -> bool:
+    """Whether the client sends no body before it is told to."""
+    return request.headers.get("expect", "").lower() == "100-continue"
 
 
 async def _discard(parts: AsyncIterator[bytes]) -> None:
@@ -81,7 +86,12 @@ def guarded(handler: Handler, keys: Keys, metrics: Metrics, *, admin: bool, open
         request.state.note, request.state.usage = {}, dict
         try:
             if not open_to_all:
-                keys.check(request, admin=admin)
+                try:
+                    keys.check(request, admin=admin)
+                except ApiError:
+                    if not _asks_first(request):
+                        await _discard(request.stream())
+                    raise
             response = await handler(request)
         except ApiError as error:
             response = json_response(error.body, error.status, error.headers)

@@ -7,7 +7,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from tokenrouter.core import FinishReason
 from tokenrouter.server.frontend import EndEvent, TokenEvent
 from tokenrouter.server.prepare import Job
 
@@ -56,7 +55,8 @@ class Metrics:
         self._totals = {name: counter(f"tokenrouter:{name}", doc, "subserver") for name, doc in (
             ("evictions", "KV taken from requests that are away."),
             ("preemptions", "KV taken from requests that are here."),
-            ("timeouts", "Steps below the threshold after max_wait_s."))}
+            ("timeouts", "Steps below the threshold after max_wait_s."),
+            ("restarts", "Times that it died and was started anew."))}
         self._seen: dict[tuple[str, str], int] = {}
 
     def began(self, job: Job) -> None:
@@ -75,15 +75,14 @@ class Metrics:
         name, took = job.route.id, time.perf_counter() - began
         self.handoffs.labels(name).inc(event.handoffs)
         self.discarded.labels(name).inc(event.discarded)
-        if event.reason is FinishReason.ABORT:
-            self.aborted.labels(name).inc()
-            return
         self.e2e.labels(name).observe(took)
         self.itl.labels(name).observe(took / max(event.num_output, 1))
 
-    def left(self, answers: int) -> None:
-        """As many answers are no longer under way, for whatever reason."""
-        self.running.dec(answers)
+    def left(self, job: Job, *, ended: bool) -> None:
+        """An answer is no longer under way; `ended`: as it was to."""
+        self.running.dec()
+        if not ended:
+            self.aborted.labels(job.route.id).inc()
 
     def subserver(self, name: str, report: Mapping[str, Any]) -> None:
         """What a subserver measured since its last report."""

@@ -7,13 +7,11 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-import threading
-import time
-from collections.abc import Callable
 from types import FrameType
 
+from tokenrouter.waiting import Waiting
+
 DONE = 0
-FIRST_S, EVERY_S = 1.0, 5.0  # until the first line about what is waited for, and between two
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. Returns 1 if the cluster came to an end by itself."""
     signal.signal(signal.SIGTERM, _terminated)  # while the models load; then uvicorn's own
-    with Waiting() as waiting:
+    with Waiting(say, lambda: "libraries") as waiting:
         try:
             from tokenrouter.server.serve import run as serve
 
@@ -38,36 +36,6 @@ def run(args: argparse.Namespace) -> int:
 
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-class Waiting:
-    """Says now and then what is waited for: `what`. Plain lines, whether or not there is a terminal."""
-
-    def __init__(self) -> None:
-        self.what: Callable[[], str] = lambda: "libraries"
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._tell, daemon=True)
-
-    def __enter__(self) -> Waiting:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.end()
-
-    @property
-    def over(self) -> bool:
-        return self._end.is_set()
-
-    def end(self) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _tell(self) -> None:
-        began, pause = time.monotonic(), FIRST_S
-        while not self._end.wait(pause):
-            say(f"loading {self.what()} ({time.monotonic() - began:.0f} s)")
-            pause = EVERY_S
 
 
 class _Terminated(KeyboardInterrupt):

@@ -21,7 +21,7 @@ from tokenrouter.subserver.process import die_with_parent
 
 def main(path: str) -> int:
     spec = msgspec.json.decode(Path(path).read_bytes(), type=SubserverSpec)
-    die_with_parent(spec.parent)
+    die_with_parent(spec.parent, only=True)
     if spec.core is not None:
         os.sched_setaffinity(0, {spec.core})
     mailbox = Mailbox(spec.index, spec.epoch, spec.addresses[spec.index],

@@ -39,9 +39,11 @@ class Hold(Planned):
 
     def decide(self, queue: Queue, now: float) -> Verdict:
         verdict = super().decide(queue, now)
-        if verdict is Verdict.LAUNCH and self._worth_waiting(queue.ready, now) and not queue.prompt and not queue.full:
-            return Verdict.HOLD
-        return verdict
+        if verdict is not Verdict.LAUNCH or not self._worth_waiting(queue.ready, now):
+            return verdict
+        # Peers that launch again and again could have it wait for ever.
+        forced = queue.prompt or queue.full or queue.waited_s >= self.spec.max_wait_s
+        return verdict if forced else Verdict.HOLD
 
     def _worth_waiting(self, ready: int, now: float) -> bool:
         plan, sender = self.controller.plan, self._next(now)

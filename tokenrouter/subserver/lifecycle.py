@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from tokenrouter.core import FinishReason, Request, Status
+from tokenrouter.core import FinishReason, Logprobs, Request, Status
 from tokenrouter.interface import Algorithm, BaseRouter, PeerReq, RequestView
 from tokenrouter.subserver import messages as m
 from tokenrouter.subserver.mailbox import Mailbox
@@ -30,10 +30,11 @@ class Lifecycle:
         self.active: dict[str, int] = {}
         self.counts: Counter[int] = Counter()
         self.stopping = False
-        self._over: OrderedDict[str, int] = OrderedDict()
+        self._over: OrderedDict[str, None] = OrderedDict()
         self._handlers: dict[type, Callable[[int, Any], None]] = {
             m.Submit: self._on_submit, m.Handoff: self._on_handoff, m.Ended: self._on_ended, m.Abort: self._on_abort,
             m.Admitted: self._on_admitted, m.Resend: self._on_resend, m.Control: self._on_control,
+            m.Start: lambda sender, start: None,  # a second one, meant for a predecessor that died before it came
         }
 
     def handle(self, sender: int, message: m.Message) -> None:
@@ -41,14 +42,13 @@ class Lifecycle:
 
     # What this subserver decides.
 
-    def commit(self, request: Request, token: int) -> None:
+    def commit(self, request: Request, token: int, logprobs: Logprobs | None = None) -> None:
         """Accept a token that this model wrote, and announce it: once, never retracted."""
         position = request.num_output
         request.accept([token], [request.role])
-        told = None if request.told is None else [request.told]
         self.mailbox.post(m.FRONT_END, m.Tokens(
-            request.rid, request.incarnation, position, [token], request.role, told, request.signal),
-            patient=position > 0)
+            request.rid, position, [token], request.role,
+            None if logprobs is None else [logprobs], request.signal), patient=position > 0)
         request.signal = None
 
     def hand_over(self, request: Request, target: int, peer_req: PeerReq, *, discarded: int) -> None:
@@ -59,27 +59,27 @@ class Lifecycle:
         self._post_handoff(request, target, peer_req.loc - len(peer_req.token_ids))
         self.scheduler.depart(request)
 
-    def end(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+    def end(self, request: Request, reason: FinishReason) -> None:
         """The request is over. The entry tells the world; another holder tells the entry."""
-        ended = m.Ended(request.rid, request.incarnation, reason, request.num_output, request.counts, error)
+        ended = m.Ended(request.rid, reason, request.num_output, request.counts)
         if request.role == request.entry:
             self._announce_end(request.algorithm, ended)
         else:
             self.mailbox.post(self.models[request.algorithm][request.entry], ended)
-        self._forget(request.rid, request.incarnation)
+        self._forget(request.rid)
 
     # What others tell.
 
     def _on_submit(self, sender: int, submit: m.Submit) -> None:
-        if self._is_over(submit.rid, submit.incarnation) or submit.rid in self.scheduler.requests:
+        if submit.rid in self._over or submit.rid in self.scheduler.requests:
             return
         opening = submit.opening
         role = opening.entry
-        request = self._open(submit.rid, submit.incarnation, role, opening)
+        request = self._open(submit.rid, role, opening)
         request.ids, request.authors = list(submit.prompt_ids), list(submit.authors)
         request.known[role] = len(request.ids)
         self.scheduler.add(request, time.perf_counter())
-        admitted = m.Admitted(submit.rid, submit.incarnation, opening.algorithm)
+        admitted = m.Admitted(submit.rid, opening.algorithm)
         for peer in self._peers(opening.algorithm):
             self.mailbox.post(peer, admitted)
         if submit.holder not in (-1, role):
@@ -87,16 +87,16 @@ class Lifecycle:
             self.scheduler.depart(request)
 
     def _on_handoff(self, sender: int, handoff: m.Handoff) -> None:
-        if self._is_over(handoff.rid, handoff.incarnation):
+        if handoff.rid in self._over:
             return
         request = self.scheduler.requests.get(handoff.rid)
         new = request is None
         if request is None and handoff.opening is not None:
-            request = self._open(handoff.rid, handoff.incarnation, handoff.role, handoff.opening)
+            request = self._open(handoff.rid, handoff.role, handoff.opening)
         base = handoff.loc - len(handoff.token_ids)
         if request is None or base > len(request.ids):
             have = len(request.ids) if request else 0
-            self.mailbox.post(sender, m.Resend(handoff.rid, handoff.incarnation, handoff.role, have))
+            self.mailbox.post(sender, m.Resend(handoff.rid, handoff.role, have))
             return
         if not new and (request.status is not Status.PENDING or handoff.counts[0] <= request.counts[0]):
             return  # a duplicate, or older than what is known here
@@ -136,26 +136,26 @@ class Lifecycle:
 
     def _on_resend(self, sender: int, resend: m.Resend) -> None:
         request = self.scheduler.requests.get(resend.rid)
-        if request is not None and request.status is Status.PENDING and request.incarnation == resend.incarnation:
+        if request is not None and request.status is Status.PENDING:
             request.known[resend.role] = 0  # so that the opening rides along
             self._post_handoff(request, resend.role, resend.have)
 
     def _on_admitted(self, sender: int, admitted: m.Admitted) -> None:
-        if not self._is_over(admitted.rid, admitted.incarnation):
+        if admitted.rid not in self._over:
             self._count(admitted.rid, admitted.algorithm)
 
     def _on_ended(self, sender: int, ended: m.Ended) -> None:
         request = self.scheduler.requests.get(ended.rid)
-        if request is not None and request.role == request.entry and not self._is_over(ended.rid, ended.incarnation):
+        if request is not None and request.role == request.entry and ended.rid not in self._over:
             self._announce_end(request.algorithm, ended)
-        self._forget(ended.rid, ended.incarnation)
+        self._forget(ended.rid)
 
     def _on_abort(self, sender: int, abort: m.Abort) -> None:
         request = self.scheduler.requests.get(abort.rid)
         if request is not None:
             self.end(request, abort.reason)
         else:  # it is over here, and the front end may not have heard of it
-            self.mailbox.post(m.FRONT_END, m.Ended(abort.rid, 0, abort.reason, 0, (0, 0)))
+            self.mailbox.post(m.FRONT_END, m.Ended(abort.rid, abort.reason, 0, (0, 0)))
 
     def _on_control(self, sender: int, control: m.Control) -> None:
         if control.command == "stop":
@@ -170,10 +170,10 @@ class Lifecycle:
             self.active[rid] = algorithm
             self.counts[algorithm] += 1
 
-    def _open(self, rid: str, incarnation: int, role: int, opening: m.Opening) -> Request:
+    def _open(self, rid: str, role: int, opening: m.Opening) -> Request:
         self._count(rid, opening.algorithm)
         roles = len(self.algorithms[opening.algorithm].roles)
-        return Request(rid, incarnation, opening.algorithm, role, opening.entry, opening.sampling, opening.params,
+        return Request(rid, opening.algorithm, role, opening.entry, opening.sampling, opening.params,
                        ids=[], prompt_len=opening.prompt_len, known=[0] * roles)
 
     def _post_handoff(self, request: Request, target: int, base: int) -> None:
@@ -184,7 +184,7 @@ class Lifecycle:
         authors = [-1] * max(0, -start) + request.authors[max(0, start):]
         request.known[target] = len(request.ids)
         self.mailbox.post(self.models[request.algorithm][target], m.Handoff(
-            request.rid, request.incarnation, target, request.ids[base:], authors, len(request.ids),
+            request.rid, target, request.ids[base:], authors, len(request.ids),
             list(request.known), request.counts, request.extra, opening, request.drafts, request.signal))
 
     def _announce_end(self, algorithm: int, ended: m.Ended) -> None:
@@ -195,14 +195,11 @@ class Lifecycle:
     def _peers(self, algorithm: int) -> list[int]:
         return [model for model in self.models[algorithm] if model != self.index]
 
-    def _forget(self, rid: str, incarnation: int) -> None:
+    def _forget(self, rid: str) -> None:
         if (request := self.scheduler.requests.get(rid)) is not None:
             self.scheduler.remove(request)
         if (algorithm := self.active.pop(rid, None)) is not None:
             self.counts[algorithm] -= 1
-        self._over[rid] = incarnation
+        self._over[rid] = None
         while len(self._over) > REMEMBERED_ENDS:
             self._over.popitem(last=False)
-
-    def _is_over(self, rid: str, incarnation: int) -> bool:
-        return incarnation <= self._over.get(rid, -1)

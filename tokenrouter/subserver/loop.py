@@ -26,7 +26,7 @@ IDLE_POLL_S = 0.1  # how soon an idle subserver notices that its parent is gone
 TELL_S = 0.003
 
 
-class Landed(NamedTuple):
+class LastStep(NamedTuple):
     """A step that has been made, when its requests were routed, and what Stats.step is told of it."""
 
     step: Step
@@ -40,8 +40,8 @@ class Subserver:
         self.engine, self.mailbox, self.scheduler, self.policy = engine, mailbox, scheduler, scheduler.policy
         self.lifecycle, self.routing, self.stats, self.alive = lifecycle, routing, stats, alive
         self.policy.bind(mailbox, lifecycle.models)
-        self.landed: Landed | None = None  # the last step, until it has been learnt from
-        self.told = 0.0  # when everything was last sent
+        self.last: LastStep | None = None  # until it has been learnt from
+        self.flushed = 0.0  # when everything was last sent
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -77,8 +77,8 @@ class Subserver:
     def step(self, batch: list[tuple[Request, Row]], start: float) -> None:
         """One forward pass, then each complete row is routed, and accepted, discarded or handed over.
 
-        Between launch and `finish` is what need not wait for the device: sampling and routing are queued behind the
-        forward pass, and what is left of the step before is done.
+        What is left of the step before is done while the device computes, where it does so by itself; sampling and
+        routing are queued behind the forward pass, and `finish` waits for all.
         """
         decode = all(len(row.token_ids) <= SHORT_APPEND for _, row in batch)
         launched = time.perf_counter()
@@ -86,28 +86,29 @@ class Subserver:
         if not self.engine.asynchronous:  # this thread computes, so whatever is in the outbox would have to wait
             self.catch_up()
         output = self.engine.step([row for _, row in batch])
+        if self.engine.asynchronous:  # before a router that reads from the device waits for it
+            self.catch_up()
         complete = self.written(batch, launched)
         decided = self.routing.decide(complete, output) if complete else None
         tokens = sum(len(row.token_ids) for _, row in batch)
         threshold = self.policy.threshold(self.lifecycle.counts)
-        self.catch_up()
         compute_s = output.finish()
         moves = self.routing.settle(decided, self.stats) if decided else []
         now = time.perf_counter()
         step = Step(len(batch), moves, (now - start) * 1e3, decode, len(self.lifecycle.active))
         self.policy.landed(step, now)
         self.mailbox.flush(peers_only=True)
-        self.landed = Landed(step, now, (start, time.perf_counter(), compute_s, len(batch), tokens, threshold))
+        self.last = LastStep(step, now, (start, time.perf_counter(), compute_s, len(batch), tokens, threshold))
 
     def catch_up(self, *, idle: bool = False) -> None:
         """What no peer waits for: the last step is learnt from and counted, and the front end is told of it."""
-        if landed := self.landed:
-            self.landed = None
-            self.policy.learn(landed.step, landed.now)
-            self.stats.step(*landed.counted)
+        if last := self.last:
+            self.last = None
+            self.policy.learn(last.step, last.now)
+            self.stats.step(*last.counted)
         now = time.perf_counter()
-        if due := idle or now - self.told >= TELL_S:
-            self.told = now
+        if due := idle or now - self.flushed >= TELL_S:
+            self.flushed = now
         self.mailbox.flush(patiently=not due)
 
     def written(self, batch: list[tuple[Request, Row]], launched: float) -> list[Request]:

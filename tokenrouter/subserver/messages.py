@@ -1,7 +1,8 @@
 """Everything that travels between processes, as typed structs.
 
-One envelope a destination and loop turn: bursts travel whole. Messages about a request carry (rid, incarnation);
-an envelope carries its sender and the sender's epoch; what is stale is dropped by the receiver.
+One envelope a destination and loop turn: bursts travel whole. Messages about a request carry its id, which is another
+one when it begins again after a restart; an envelope carries its sender and the sender's epoch. What is stale is
+dropped by the receiver.
 """
 from __future__ import annotations
 
@@ -35,7 +36,6 @@ class Submit(_Message):
     """
 
     rid: str
-    incarnation: int
     prompt_ids: list[int]
     opening: Opening
     authors: list[int] = []
@@ -57,7 +57,6 @@ class Handoff(_Message):
     """
 
     rid: str
-    incarnation: int
     role: int  # the receiver's
     token_ids: list[int]
     authors: list[int]
@@ -74,7 +73,6 @@ class Resend(_Message):
     """Receiver of a handoff -> its sender: I hold `have` ids only; send from there, with an opening."""
 
     rid: str
-    incarnation: int
     role: int  # the asker's
     have: int
 
@@ -83,7 +81,6 @@ class Admitted(_Message):
     """Entry -> peers: one more active request of this algorithm."""
 
     rid: str
-    incarnation: int
     algorithm: int
 
 
@@ -91,11 +88,9 @@ class Ended(_Message):
     """Holder -> entry, then entry -> peers and front end: this request is over."""
 
     rid: str
-    incarnation: int
     reason: FinishReason
     num_output: int
     counts: tuple[int, int]
-    error: str | None = None
 
 
 class Launched(_Message):
@@ -163,7 +158,6 @@ class Tokens(_Message):
     """
 
     rid: str
-    incarnation: int
     position: int
     token_ids: list[int]
     role: int

@@ -102,7 +102,7 @@ def least(table: Mapping[tuple[int, ...], float]) -> tuple[int, ...]:
 
 
 def main(policy: str) -> None:
-    die_with_parent()
+    die_with_parent(only=True)
     step_back()
     for line in sys.stdin.buffer:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -180,7 +180,7 @@ def scaled(thresholds: Sequence[int], planned: int, active: int) -> tuple[int, .
     return tuple(1 + int((b - 1) * factor + 0.5) for b in thresholds)
 
 
-@cache
+@lru_cache(4096)
 def feasible(thresholds: tuple[int, ...], active: int) -> tuple[int, ...]:
     """The nearest thresholds below with sum(B_i - 1) < active (paper equation 22).
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from tokenrouter.core import FinishReason, Logprobs, Request
+from tokenrouter.core import Logprobs, Request
 from tokenrouter.engine.base import EngineOutput
 from tokenrouter.interface import Algorithm, BaseRouter, LogitsOutput, PeerReq, RequestView, StepResult
 from tokenrouter.proposals import Proposals, propose
@@ -129,9 +129,8 @@ class Routing:
         stats.transition(algorithm.name, len(algorithm.roles), target, committed)
         move = self.lifecycle.models[request.algorithm][target], committed
         for token, known in zip(proposal[:committed], told, strict=False):
-            request.told = known
-            self.lifecycle.commit(request, token)
-            if reason := self._finish_reason(request, token):
+            self.lifecycle.commit(request, token, known)
+            if reason := request.sampling.finish_reason(token, request.num_output, self.eos_token_ids):
                 self.lifecycle.end(request, reason)
                 return move
         if message is not None:
@@ -139,14 +138,6 @@ class Routing:
             self.lifecycle.scheduler.keep(request, request.length)
             self.lifecycle.hand_over(request, target, message, discarded=dropped)
         return move
-
-    def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
-        sampling = request.sampling
-        if token in sampling.stop_token_ids or (token in self.eos_token_ids and not sampling.ignore_eos):
-            return FinishReason.STOP
-        if request.num_output >= sampling.max_tokens:
-            return FinishReason.LENGTH
-        return None
 
 
 def _shown(answer: object) -> str:

@@ -70,11 +70,10 @@ class Scheduler:
     def remove(self, request: Request) -> None:
         """The request is over: whatever of it is here is given back."""
         request.status = Status.FINISHED
-        for table in (self.requests, self.ready, self.away):
+        for table in (self.requests, self.ready):
             table.pop(request.rid, None)
         if request.resident:
-            self.engine.free(request.rid, request.ids[: request.kv_len])
-            request.resident = False
+            self._release_kv(request)
 
     def may_launch(self, active: Mapping[int, int], now: float) -> bool:
         """Whether to make a step now. `active`: the requests in the system that can come here, by algorithm."""
@@ -93,10 +92,12 @@ class Scheduler:
         """The next batch: everything that is ready and fits, the earliest arrivals first."""
         batch: list[tuple[Request, Row]] = []
         chosen: set[str] = set()
-        budget = self.chunk_tokens
+        budget, last = self.chunk_tokens, self._arrivals
         for request in self._candidates():
             if len(batch) == self.max_batch:
                 break
+            if request.order > last:
+                continue
             if not request.resident:
                 request.kv_len = self.engine.open(request.rid, request.ids)
                 request.resident = True
@@ -107,8 +108,10 @@ class Scheduler:
             if take <= 0:
                 continue
             if not self._make_room(request, take, chosen):
-                self._release_kv(request)  # it waits for those before it, and must not keep room from them
-                self.counters.preemptions += 1
+                # It waits for those before it, and must not keep room from them; nor may later ones take what it lacks.
+                self.counters.preemptions += request.kv_len > 0
+                self._release_kv(request)
+                last = request.order
                 continue
             if missing > SHORT_APPEND:
                 budget -= take

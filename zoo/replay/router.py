@@ -119,5 +119,6 @@ class Replay(BaseRouter):
         return PeerReq(req.rid, suffix, base + len(suffix), req.finished(), [discarded + (not kept), number + 1])
 
     def receive(self, peer_req: PeerReq, req: RequestView) -> list[int]:
-        req.state[_STATE] = tuple(peer_req.extra)
+        if peer_req.extra is not None:  # nothing is known of a request that begins again after a restart
+            req.state[_STATE] = tuple(peer_req.extra)
         return peer_req.token_ids

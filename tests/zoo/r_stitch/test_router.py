@@ -41,7 +41,7 @@ def test_known_entropies(logits: torch.Tensor, expected: float) -> None:
 
 
 def routed(router: BaseRouter, logits: torch.Tensor, **params: float) -> list[int]:
-    request = Request("r", 0, 0, router.role, 0, SamplingParams(0, 8), params, ids=[1], prompt_len=1, known=[1, 0])
+    request = Request("r", 0, router.role, 0, SamplingParams(0, 8), params, ids=[1], prompt_len=1, known=[1, 0])
     views = [RequestView(request, 2) for _ in range(len(logits))]
     return router.route(StepResult(logits.argmax(-1), LogitsOutput(logits, None), views)).tolist()
 

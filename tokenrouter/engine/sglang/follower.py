@@ -72,7 +72,7 @@ def _compare(mine: Options, leaders: Options) -> None:
 def main(text: str) -> None:
     spec = msgspec.json.decode(text, type=FollowerSpec)
     if spec.parent is not None:
-        die_with_parent(spec.parent)
+        die_with_parent(spec.parent, only=True)
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, range(os.cpu_count() or 1))  # rank 0 may have a core of its own
     torch.set_num_threads(spec.threads)

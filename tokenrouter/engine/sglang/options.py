@@ -27,6 +27,10 @@ class SglangOptions(EngineOptions, frozen=True, forbid_unknown_fields=True):
     tp_size: Positive = 1
     server_args: dict[str, Any] | None = None
 
+    @property
+    def devices(self) -> int:
+        return self.tp_size // nodes(self.server_args or {}, self.tp_size)
+
     def check(self, role: str, path: str, device: str) -> None:
         check_names(self.server_args or {})
         nodes(self.server_args or {}, self.tp_size)
@@ -41,7 +45,9 @@ def check_names(server_args: Mapping[str, Any]) -> None:
 
 
 def nodes(server_args: Mapping[str, Any], size: int) -> int:
-    """On how many machines the `size` ranks of a model are."""
+    """On how many machines the `size` ranks of a model are. The arguments are those of all models of a run."""
+    if size == 1:
+        return 1
     count = server_args.get("nnodes", 1)
     if not isinstance(count, int) or count < 1 or size % count:
         raise InputError(f"{FIELD}.server_args.nnodes={count!r}: allowed is a divisor of {FIELD}.tp_size={size}")

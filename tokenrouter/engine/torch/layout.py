@@ -15,6 +15,7 @@ from tokenrouter.engine.torch.lanes import Lanes
 # Rows share an attention call while the scores computed for padding are fewer than this (about what a call of
 # its own costs on a CPU) plus an eighth of the scores that are asked for.
 PADDING_ALLOWED = 1024
+FEW = 16  # tokens that are appended to a lane without gathering, as of a request that returns
 
 
 def check_row(row: Row, pool: PagePool) -> None:
@@ -163,14 +164,20 @@ def _queries(group: _Members, firsts: Sequence[int], counts: Sequence[int], orde
 
 def _in_lanes(rows: Sequence[Row], tables: Sequence[PageTable], counts: Sequence[int], lanes: Lanes,
               pages: Sequence[torch.Tensor]) -> list[_Members]:
-    """The rows that append one token and whose KV lies close together, as one group, if there are any."""
+    """The rows that append one token and have a lane, those whose lanes lie close together as one group; and those that
+    append a few to a long sequence, each as its own."""
     single = [row for row, count in enumerate(counts) if count == 1]
-    places = lanes.place([rows[row].rid for row in single], [tables[row] for row in single], PADDING_ALLOWED, pages)
-    if not places:
-        return []
-    first, last = min(places), max(places)
-    members = [single[places[lane]] if lane in places else None for lane in range(first, last + 1)]
-    return [_Members(members, 1, 1 + max(len(tables[m].ids) for m in members if m is not None), first)]
+    groups = []
+    for row, count in enumerate(counts):
+        if 1 < count <= FEW and len(tables[row].ids) >= PADDING_ALLOWED:
+            lane = lanes.lane(rows[row].rid, tables[row], count, pages)
+            if lane is not None:
+                groups.append(_Members([row], count, len(tables[row].ids) + count, lane))
+    for run in lanes.place([rows[row].rid for row in single], [tables[row] for row in single], PADDING_ALLOWED, pages):
+        first, last = min(run), max(run)
+        members = [single[run[lane]] if lane in run else None for lane in range(first, last + 1)]
+        groups.append(_Members(members, 1, 1 + max(len(tables[m].ids) for m in members if m is not None), first))
+    return groups
 
 
 def _gathered(members: Sequence[int], counts: Sequence[int], starts: Sequence[int], size: int) -> list[_Members]:
