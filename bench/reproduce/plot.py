@@ -13,6 +13,7 @@ from bench.charts import COLOURS
 from bench.reproduce.description import Description
 
 WIDTH, HEIGHT, COLUMNS = 4.2, 3.5, 4
+LETTERS = 15  # of a legend, to an inch
 
 
 def draw(description: Description, frame: pd.DataFrame, file: Path) -> None:
@@ -35,7 +36,8 @@ def draw(description: Description, frame: pd.DataFrame, file: Path) -> None:
         axis.set_axis_off()
     handles, labels = axes[0][0].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, fontsize=7, ncols=min(3 * across, len(labels)), loc="outside lower center")
+        room = int(LETTERS * WIDTH * across / (max(map(len, labels)) + 6))
+        figure.legend(handles, labels, fontsize=7, ncols=max(1, min(room, len(labels))), loc="outside lower center")
     figure.suptitle(description.title, fontsize=10)
     figure.savefig(file, dpi=100, metadata={"Software": None})
 
