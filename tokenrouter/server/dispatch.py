@@ -107,7 +107,7 @@ class Dispatcher:
 
     def check_alive(self) -> None:
         if self.failure is not None:
-            raise self._unavailable(self.failure)
+            raise _unavailable(self.failure)
 
     async def ask(self, command: str) -> list[dict[str, Any]]:
         """One report a subserver."""
@@ -144,11 +144,12 @@ class Dispatcher:
         if self.failure is None:
             self.failure = error
             self.failed.set()
-            self._tell_all(self._unavailable(error))
-
-    def _unavailable(self, error: Exception) -> ApiError:
-        return ApiError(503, (str(error) or repr(error)).splitlines()[0], code="unavailable")
+            self._tell_all(_unavailable(error))
 
     def _tell_all(self, error: ApiError) -> None:
         for exchange, _ in self._listeners.values():
             exchange.queue.put_nowait(error)
+
+
+def _unavailable(error: Exception) -> ApiError:
+    return ApiError(503, (str(error) or repr(error)).splitlines()[0], code="unavailable")

@@ -96,6 +96,7 @@ class Frontend:
         self._wires: dict[str, _Open] = {}
         self._down: set[int] = set()
         self._names = itertools.count()
+        self._drafting: dict[int, bool] = {}  # of algorithms that had to begin again
         self._events: list[Event] = []
         self._reports: dict[tuple[int, str], dict[str, Any]] = {}
 
@@ -191,8 +192,10 @@ class Frontend:
             request.wire, request.prompt_ids + request.token_ids[:kept], opening, request.authors[:kept], holder))
 
     def _drafts(self, algorithm: int) -> bool:
-        chosen = self.algorithms[algorithm]
-        return any(chosen.router(role).drafts for role in chosen.roles)
+        if algorithm not in self._drafting:  # a router may have weights to read
+            chosen = self.algorithms[algorithm]
+            self._drafting[algorithm] = any(chosen.router(role).drafts for role in chosen.roles)
+        return self._drafting[algorithm]
 
     def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, algorithm: str,
                params: Mapping[str, Any] | None = None) -> str:
