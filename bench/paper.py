@@ -15,7 +15,8 @@ which the output names; `models=... engine=sglang` runs the same on GPUs. Option
     requests=8     so many requests in each cell instead: to try it out
     on=gpu         GPU cells instead of the analogues; implied by engine=sglang and hardware.device=cuda
     out=FOLDER     for runs and tables (default: results/runs/paper)
-    keep           a word of its own: tables also go to results/paper/measured/ and from there to docs/reproduction.md
+    keep           a word of its own: tables also go to results/paper/measured/ and from there to docs/reproduction.md;
+                   what was kept of cells that are not measured now stays
     dry            a word of its own: nothing is run; what is there already, and what is predicted
 
 `list` prints the tables with the number of their cells. Runs that are there already are not repeated, so an interrupted
@@ -40,7 +41,7 @@ from bench.reproduce import document
 from bench.reproduce.description import PAPER, Cell, Description, axis_of, cells, keep, load, names
 from bench.reproduce.plot import draw
 from bench.reproduce.running import Options, Series, hardware
-from bench.reproduce.tabulate import tabulate
+from bench.reproduce.tabulate import completed, tabulate
 from bench.series import Interrupted, RunFailed, command, split
 from tokenrouter.core import InputError
 
@@ -108,7 +109,8 @@ def make(table: Description, found: list[Cell], options: Options, overrides: Seq
         frame = tabulate(table, outcomes)
         save(table, frame, Path(options.out))
         if kept:
-            save(table, frame, MEASURED)
+            earlier = document.read(table, MEASURED)
+            save(table, frame if earlier is None else completed(frame, earlier, outcomes), MEASURED)
     known = frame[frame[["paper", "predicted", "measured"]].notna().any(axis=1)]
     print(document.readable(table, known).to_string(index=False))
     print(f"files: {Path(options.out) / table.name}.csv, .md, .png", flush=True)

@@ -39,6 +39,26 @@ def tabulate(description: Description, outcomes: Sequence[Outcome]) -> pd.DataFr
     return pd.DataFrame(rows, columns=[*description.axes, *COLUMNS])
 
 
+def completed(frame: pd.DataFrame, earlier: pd.DataFrame, outcomes: Sequence[Outcome]) -> pd.DataFrame:
+    """`frame`, with the rows of `earlier` for cells of which nothing is measured now. Cells that are compared have
+    taken turns: none has an earlier row beside a new one of the others. Rows of other machines are left out."""
+    axes = list(frame.columns[:frame.columns.get_loc("measure")])
+    unit = {frozenset(outcome.cell.labels): outcome.cell.group if outcome.cell.compare else outcome.cell.labels
+            for outcome in outcomes}
+    new = {unit[frozenset(outcome.cell.labels)] for outcome in outcomes if outcome.summaries}
+    kept = {labels for labels, group in unit.items() if group not in new}
+    machines = set(frame["machine"].dropna()) or set(earlier["machine"].dropna())
+    known = {_place(row, [*axes, "measure"]): row for row in earlier.to_dict("records") if row["machine"] in machines}
+    rows = [known.get(_place(row, [*axes, "measure"]), row) if _place(row, axes) in kept else row
+            for row in frame.to_dict("records")]
+    return pd.DataFrame(rows, columns=frame.columns)
+
+
+def _place(row: Mapping[Any, Any], names: Sequence[str]) -> frozenset[tuple[str, Any]]:
+    """Of a row: its labels, as a cell has them."""
+    return frozenset((name, row[name]) for name in names if not pd.isna(row[name]))
+
+
 def groups(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     found: dict[Any, list[Outcome]] = {}
     for outcome in outcomes:

@@ -316,3 +316,26 @@ def test_what_was_kept_is_shown(runs: Runs, tmp_path: Path, monkeypatch: pytest.
     [row] = [line for line in text.splitlines() if line.startswith("| R2R ") and "400 (paper 244.6)" in line]
     assert "10 (paper 89.62)" in row
     assert document.render(text, tmp_path / "measured") == text
+
+
+def kept(runs: Runs, folder: Path, *words: str) -> pd.DataFrame:
+    main(["table=2", "requests=4", "repeats=1", f"out={folder}", "keep", *words])
+    frame = pd.read_csv(paper.MEASURED / "table2.csv")
+    return frame[frame["measure"] == "tok/s"].set_index(["algo", "system"])["measured"]
+
+
+def test_what_was_kept_stays_but_beside_other_turns(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(paper, "MEASURED", tmp_path / "measured")
+    monkeypatch.setattr(document, "DOCUMENT", tmp_path / "doc.md")
+    document.DOCUMENT.write_text((ROOT / "docs" / "reproduction.md").read_text())
+    kept(runs, tmp_path / "first", "only=[R2R,CITER]")
+    runs.speed["tokenrouter"] = 500.0
+    found = kept(runs, tmp_path / "second", "only=[R2R,LLM-only,TokenRouter]")
+    assert found["R2R"].to_dict() == pytest.approx(
+        {"LLM-only": 100.0, "Official Code": float("nan"), "TokenRouter": 500.0}, nan_ok=True)
+    assert found["CITER"].to_dict() == {"LLM-only": 100.0, "Official Code": 10.0, "TokenRouter": 400.0}
+    assert found["Co-LLM"].isna().all()
+    text = document.DOCUMENT.read_text()
+    assert document.render(text, paper.MEASURED) == text
