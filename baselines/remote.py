@@ -1,6 +1,7 @@
 """A host in a process of its own: behind a pipe, or behind an HTTP server that batches what comes together."""
 from __future__ import annotations
 
+import gc
 import http.client
 import multiprocessing
 import os
@@ -134,12 +135,17 @@ def make_host(spec: ClusterSpec, role: int, style: Style) -> Host:
 
     model, engine = spec.models[role], spec.engine
     options = {**engine.options_of(model.name), "prefix_cache": style.prefix_cache}
+    if "lanes" in options:  # they would be filled anew at each call
+        options["lanes"] = options["lanes"] and style.keeps(role)
     loaded = load_engine(
         engine.kind, path=model.path, revision=model.revision, device=model.device, dtype=model.dtype,
         load_format=model.load_format, capacity_tokens=plan_capacity(spec)[role], **options)
     algorithm = spec.algorithms[0].build()
-    return Host(loaded, algorithm.router(algorithm.roles[role]), keep=style.keeps(role), logprobs=style.logprobs,
+    host = Host(loaded, algorithm.router(algorithm.roles[role]), keep=style.keeps(role), logprobs=style.logprobs,
                 chunk_tokens=engine.chunk_tokens)
+    gc.collect()
+    gc.freeze()  # as in a subserver
+    return host
 
 
 def settle_in(spec: ClusterSpec, role: int) -> None:

@@ -122,7 +122,7 @@ def check(spec: ClusterSpec, kind: str, system: str) -> None:
 
 def _info(model: ModelSpec, server: Server) -> ModelInfo:
     made = skeleton(model.path, model.revision)
-    text, size = made.config.get_text_config(), footprint(model.path, model.dtype)
+    text, size = made.config.get_text_config(), footprint(model.path, model.dtype, revision=model.revision)
     return ModelInfo(
         name=model.name, vocab_size=text.vocab_size, hidden_size=text.hidden_size,
         context_length=load.context_length(text), eos_token_ids=load.eos_token_ids(made),

@@ -120,7 +120,7 @@ class Vllm:
         }  # fmt: skip
         environment = {"VLLM_NO_USAGE_STATS": "1"}
         if cpu:
-            size = sizes.capacity * footprint(model.path, model.dtype).bytes_per_token
+            size = sizes.capacity * footprint(model.path, model.dtype, revision=model.revision).bytes_per_token
             environment["VLLM_CPU_KVCACHE_SPACE"] = str(-(-size // GB))  # GiB; the blocks say what is used
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind" if core is None else str(core)
         return Launch(["-m", "vllm.entrypoints.openai.api_server", *flags(options)], environment)

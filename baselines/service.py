@@ -24,6 +24,7 @@ from tokenrouter.cluster.spec import ClusterSpec
 from tokenrouter.core import FinishReason, InputError, SamplingParams
 from tokenrouter.engine.base import ModelInfo
 from tokenrouter.server import frontend
+from tokenrouter.subserver.loop import TELL_S
 
 _STOP_S = 5.0
 
@@ -182,12 +183,7 @@ def refuse_drafts(spec: ClusterSpec) -> None:
 def _run(pipe: Connection, spec_json: bytes, style_json: bytes, clients: int, servers: Sequence[ServerAt]) -> None:
     """The executing process's main."""
 
-    one = threading.Lock()
-
-    def send(messages: Sequence[Any]) -> None:
-        with one:
-            pipe.send_bytes(msgspec.msgpack.encode(list(messages)))
-
+    send = _Outbox(pipe).send
     try:
         spec, style = msgspec.json.decode(spec_json, type=ClusterSpec), msgspec.json.decode(style_json, type=Style)
         _Execution(spec, style, clients, servers, send).run(pipe)
@@ -198,10 +194,29 @@ def _run(pipe: Connection, spec_json: bytes, style_json: bytes, clients: int, se
         send([_Failed(why.error, why.bad_input)])
 
 
+class _Outbox:
+    """To the driver. As a subserver's: tokens that follow others wait TELL_S for company, as each sending wakes the
+    driver's threads; what comes next takes them along, at the latest the request's end."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._one = pipe, threading.Lock()
+        self._waiting: list[Any] = []
+        self._sent = 0.0
+
+    def send(self, messages: Sequence[Any]) -> None:
+        with self._one:
+            self._waiting += messages
+            now = time.perf_counter()
+            if now - self._sent >= TELL_S or any(not isinstance(m, Tokens) or m.position == 0 for m in messages):
+                self._pipe.send_bytes(msgspec.msgpack.encode(self._waiting))
+                self._waiting, self._sent = [], now
+
+
 class _Execution:
     def __init__(
         self, spec: ClusterSpec, style: Style, clients: int, servers: Sequence[ServerAt], send: Any
     ) -> None:
+        # A dispatcher too: it mostly waits for the first model, and free to run anywhere it takes a sixth longer.
         settle_in(spec, 0)
         self._send = send
         self._algorithm = spec.algorithms[0].build()

@@ -147,10 +147,12 @@ def compare(
     for labels, repeats, own in zip(compared, runs, paired, strict=True):
         row: dict[str, Any] = {**labels, "algo": repeats[0]["algo"], "repeats": len(repeats)}
         for label, field in MEASURES.items():
-            row[label] = round(statistics.median(run[field] for run in repeats), 3)
+            known = [run[field] for run in repeats if run[field] is not None]  # no tpot of answers in one piece
+            row[label] = round(statistics.median(known), 3) if known else None
         for label, field in MEASURES.items():
-            ratios = [run[field] / base[field] for run, base in zip(repeats, runs[0], strict=True)]
-            row[f"{label} ratio"] = told(statistics.median(ratios), own.ratio(paired[0], label))
+            both = [(run[field], base[field]) for run, base in zip(repeats, runs[0], strict=True)]
+            row[f"{label} ratio"] = None if any(None in pair for pair in both) else told(
+                statistics.median(own / base for own, base in both), own.ratio(paired[0], label))
         row |= predicted(repeats)
         fractions = [run["routing"]["llm_token_fraction"] for run in repeats]
         row["LLM tokens"] = round(statistics.median(fractions), 4)

@@ -20,6 +20,7 @@ from tokenrouter.paths import resolve
 
 _ROOT = Path(__file__).parents[1]
 _READ = (".", ":!docs", ":!results/paper/measured")  # not what no run reads, but tables are written to
+_NEW = ("conf", "zoo", "tokenrouter", "baselines", "bench", "hydra_plugins")  # where a run would find new files
 
 
 def provenance(plan: Plan, command: str | None) -> dict[str, Any]:
@@ -88,11 +89,14 @@ def _digest(plain: Any) -> str:
 
 
 def _git() -> tuple[str | None, bool | None]:
-    """The checkout's commit and whether tracked files that a run may read differ from it; None where this is none."""
+    """The checkout's commit and whether files that a run may read differ from it, new ones included; None where this is
+    none."""
     if not (_ROOT / ".git").exists():
         return None, None
     try:
-        return _ask("rev-parse", "HEAD"), bool(_ask("status", "--porcelain", "--untracked-files=no", "--", *_READ))
+        changed = _ask("status", "--porcelain", "--untracked-files=no", "--", *_READ)
+        new = _ask("ls-files", "--others", "--exclude-standard", "--", *_NEW)
+        return _ask("rev-parse", "HEAD"), bool(changed or new)
     except (OSError, subprocess.SubprocessError):
         return None, None
 

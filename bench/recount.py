@@ -89,7 +89,7 @@ class Config(msgspec.Struct, kw_only=True):
     @property
     def reports(self) -> bool:
         """Whether the system tells what its models did."""
-        outside = self.official is not None and self.official.path is not None
+        outside = self.system.name == "official" and self.official is not None and self.official.path is not None
         return self.system.name != "reference" and not outside
 
 

@@ -1,7 +1,8 @@
 """Adds results to the leaderboard: python bench/submit.py RUN_OR_COMPARISON_FOLDER [...]
 
 A run must be valid (see `validity` in its summary.json), made from a clean commit of this repository, and route as the
-committed profile of its algorithm, models and workload says, if that is of the same threshold. The figures of its
+committed profile of its algorithm, models and workload says, and answer as well as results/quality has it, if these are
+of the same threshold and data. The figures of its
 summary must be those that its requests.jsonl and config.yaml give again (bench/recount.py). Of a comparison
 (bench/compare.py systems=[...]) every system is added, with its ratios to the others; what is stored of a system is the
 repeat with the median throughput. Exit code 2 says why a folder was refused; then nothing of it is added. An entry that
@@ -28,10 +29,11 @@ from bench.entries import NAME, NAME_WORDS, ROOT, hardware_name, load_entries, r
 from bench.leaderboard import write
 from bench.provenance import in_history
 from bench.recount import Config, read_config, recount
-from bench.validity import differences, unequal_lengths
+from bench.validity import differences, in_turns, unequal_lengths
 from tokenrouter.core import InputError
 
 PROFILES = ROOT.parent / "profiles"
+QUALITY = ROOT.parent / "quality"
 SYSTEMS = ROOT.parents[1] / "conf" / "system"
 ROUTED_TOLERANCE = 0.15  # of the profile's share, and a point at least: seeds and lengths move it
 MIN_REPEATS = 3
@@ -105,6 +107,7 @@ def check(folder: Path, profiles: Path = PROFILES) -> Run:
     if not re.fullmatch(NAME, config.models.name):
         raise InputError(f"{folder}/config.yaml: models.name={config.models.name!r}; allowed is {NAME_WORDS}")
     _check_routing(folder, summary, config, profiles)
+    _check_quality(folder, summary, config)
     return Run(folder, summary, config)
 
 
@@ -133,6 +136,25 @@ def _check_routing(folder: Path, summary: Mapping[str, Any], config: Config, pro
                          f"{allowed:.3f}, as the committed profile has it")
 
 
+def _check_quality(folder: Path, summary: Mapping[str, Any], config: Config, known: Path = QUALITY) -> None:
+    """The interval of the share of right answers must meet that of bench/quality.py, at the same threshold."""
+    if not summary["quality"] or summary["quality"]["value"] is None:
+        return
+    file = known / f"{config.models.name}.json"
+    measured = json.loads(file.read_text()) if file.is_file() else {"data": None, "algorithms": {}}
+    alone = {None: None, "small": "slm_only", "large": "llm_only"}.get(config.system.only)
+    record = measured["algorithms"].get(alone or summary["algo"])
+    if (record is None or measured["data"] != summary["provenance"]["data_source"]
+            or (alone is None and record["threshold"] != summary["threshold"])):
+        print(f"note: {folder}: results/quality has no answers of threshold={summary['threshold']} on these data to "
+              "compare its quality with", file=sys.stderr)
+        return
+    (low, high), (least, most) = summary["quality"]["ci95"], record["accuracy_ci95"]
+    if high < least or low > most:
+        raise InputError(f"{folder}: quality {summary['quality']['value']:.3f} [{low:.3f}, {high:.3f}]; allowed is an "
+                         f"interval that meets [{least:.3f}, {most:.3f}], as bench/quality.py measured it")
+
+
 def _check_comparison(folder: Path, runs: Mapping[str, Sequence[Run]]) -> None:
     """Each run must be of the system that its folder names, like the others in all else, and a run of its own."""
     everything = [run for repeats in runs.values() for run in repeats]
@@ -151,6 +173,9 @@ def _check_comparison(folder: Path, runs: Mapping[str, Sequence[Run]]) -> None:
         for value, told in ((date, f"provenance.date={date}"), (_recount(run), "e2el_ms of all requests")):
             if (other := seen.setdefault(value, run.folder)) != run.folder:
                 raise InputError(f"{run.folder}: {told}, as in {other}; allowed are repeats, not copies")
+    if not in_turns([[run.summary for run in repeats] for repeats in runs.values()]):
+        raise InputError(f"{folder}: a repeat began before all of the one before it were made; allowed are systems "
+                         "that take turns")
 
 
 def _recount(run: Run) -> tuple[float, ...]:

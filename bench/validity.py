@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from bench.metrics import FULL_SHARE
@@ -69,8 +70,16 @@ def comparable_by(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def in_turns(repeats: Sequence[Sequence[dict[str, Any]]]) -> bool:
+    """Whether runs were made A B A B: of each of `repeats` the first, then of each the second, and so on."""
+    rounds = [[run["provenance"]["date"] for run in made] for made in zip(*repeats, strict=False)]
+    return all(max(made) <= min(later) for made, later in pairwise(rounds))
+
+
 def differences(runs: Sequence[dict[str, Any]]) -> list[str]:
     """What all runs of a comparison must share and do not."""
+    if not runs:
+        return []
     shared = [
         comparable_by(run) | {f"load.{name}": run["load"][name] for name in ("concurrency", "num_requests", "seed")}
         | {"git_sha": run["provenance"]["git_sha"]} for run in runs]

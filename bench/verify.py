@@ -37,7 +37,9 @@ def verify(folder: Path, progress: Progress) -> list[tuple[str, Any]]:
     except (OSError, ValueError) as error:
         raise InputError(f"run={str(folder)!r}: allowed is a run's folder ({error})") from None
     plan = prepare(values, here=False)
-    reference = Reference.load(plan.cluster.algorithms[0].build(), [model.path for model in plan.cluster.models])
+    models = plan.cluster.models
+    reference = Reference.load(
+        plan.cluster.algorithms[0].build(), [model.path for model in models], [model.revision for model in models])
     verdicts = []
     for job, row in progress.track(list(zip(plan.jobs, rows, strict=False)), description=folder.name):
         if row["error"] is None and row["finish_reason"] in ("stop", "length"):

@@ -118,8 +118,8 @@ class Request:
     counts: tuple[int, int] = (0, 0)  # handoffs and discarded proposals so far, wherever they happened
     extra: Any = None  # what the router sent along at the last handoff from here
     arrived: float = 0.0  # when it last became ready here, monotonic seconds
-    signal: float | None = None  # by which the token that is next was routed, here or where it came from; the same
     admitted: bool = False  # whether a step has run since then
+    signal: float | None = None  # by which the token that is next was routed, here or where it came from
     order: int = 0  # rank of its first arrival, for fairness and preemption
     drafts: list[int] = field(default_factory=list)
     num_logits: int = 1

@@ -112,9 +112,10 @@ def _penalised(params: SamplingParams) -> bool:
 
 
 def probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """[B, V] logits -> [B, V] fp64 probabilities after temperature, top-k, top-p and min-p.
+    """[B, V] logits -> [B, V] fp64 probabilities after temperature, min-p, top-k and top-p.
 
-    Filters apply to the tempered distribution in that order, as in SGLang and vLLM; ties at a cut are kept.
+    Filters apply to the tempered distribution in that order, as in vLLM (SGLang has min-p last); ties at a cut are
+    kept.
     """
     scale = torch.tensor([p.temperature for p in params], dtype=torch.float64, device=logits.device)
     probs = torch.softmax(logits.double() / scale[:, None], dim=-1)

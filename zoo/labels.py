@@ -16,7 +16,7 @@ from zoo import weights
 from zoo.cli import progress_bar
 from zoo.fit import TrainOptions
 from zoo.offline import Progress, context_of
-from zoo.setup import Setup, same_answer
+from zoo.setup import Setup
 from zoo.tasks.rows import Task
 from zoo.walk import Record
 
@@ -40,17 +40,20 @@ class Pair:
             role: weights.describe(setup.model_name(role), context_of(engine))
             for role, engine in (("small", self.small), ("large", self.large))
         }
-        labels = {name: getattr(options, name) for name in ("problems", "chunk", *labels_by)}
+        roles = setup.config["models"]["roles"]
+        labels = {name: getattr(options, name) for name in ("problems", "chunk", *labels_by)} | {
+            "max_tokens": self.workload.max_tokens, "dtype": [roles[role]["dtype"] for role in ("small", "large")]}
         self.about = {"models": models, "data": self.workload.data_source, "labels": labels, "seed": setup.seed}
 
     def agree(self, record: Record, other: Record) -> bool:
         """Whether two decoded requests give the same answer."""
-        answers = (self.setup.answer(self.workload.grader, r) for r in (record, other))
-        return same_answer(*answers)
+        first, second = (self.setup.answer(self.workload.grader, r) for r in (record, other))
+        return self.setup.same(self.workload.grader, first, second)
 
     def right(self, record: Record, task: Task) -> bool:
         """Whether a decoded request gives the answer that is expected."""
-        return same_answer(self.setup.answer(self.workload.grader, record), task.expected)
+        kind = self.workload.grader
+        return self.setup.same(kind, self.setup.answer(kind, record), task.expected)
 
     def held(self, problems: torch.Tensor) -> torch.Tensor:
         """Which rows are held out, by the problem [N] that each is of."""

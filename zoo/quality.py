@@ -9,7 +9,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from zoo.offline import Offline, Progress, greedy
-from zoo.setup import Setup, same_answer
+from zoo.setup import Setup
 from zoo.tasks.rows import Task
 from zoo.tasks.workload import Workload
 from zoo.walk import Record
@@ -56,7 +56,7 @@ def grade(
     setup: Setup, workload: Workload, tasks: Sequence[Task], records: Sequence[Record], large: int | None
 ) -> Outcome:
     correct = np.array([
-        same_answer(setup.answer(workload.grader, record), task.expected)
+        setup.same(workload.grader, setup.answer(workload.grader, record), task.expected)
         for record, task in zip(records, tasks, strict=True)
     ])
     total = sum(len(record.token_ids) for record in records)

@@ -2,7 +2,8 @@
 
 Every engine, batch, schedule and launch threshold must give the tokens that `Reference.decode` gives, each written by
 the same model. Two computations of one number differ in their last bits, so a divergence is excused where the
-reference itself was nearly undecided: see `Record.margins` and `compare`. What becomes of a proposal is in zoo/walk.py.
+reference itself was nearly undecided: see `Record.margins` and `compare`. How a token is drawn is in
+tokenrouter/proposals.py, what becomes of it in zoo/walk.py; these three are all that it takes to read it.
 """
 from __future__ import annotations
 
@@ -59,9 +60,11 @@ class Reference:
             ))
 
     @classmethod
-    def load(cls, algorithm: Algorithm, paths: Sequence[str]) -> Reference:
-        """From folders or hub ids, one a role."""
-        return cls(algorithm, [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in paths])
+    def load(cls, algorithm: Algorithm, paths: Sequence[str], revisions: Sequence[str | None] = ()) -> Reference:
+        """From folders or hub ids, one a role; `revisions`: of these, without which it is the hub's newest."""
+        return cls(algorithm, [
+            AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype=torch.float32)
+            for path, revision in zip(paths, revisions or [None] * len(paths), strict=True)])
 
     def decode(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, params: Mapping[str, Any] | None = None

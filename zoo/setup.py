@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from tokenrouter.engine.base import Engine
 from tokenrouter.interface import Algorithm
 from tokenrouter.paths import ROOT
 from zoo.cli import GROUPS
-from zoo.tasks.answers import check_kind, extract, plainly_equal, verified
+from zoo.tasks.answers import check_kind, extract
+from zoo.tasks.grade import Grader
 from zoo.tasks.rows import Task
 from zoo.tasks.workload import Workload, load_workload
 from zoo.walk import Record
@@ -36,6 +37,7 @@ class Setup:
 
     config: dict[str, Any]
     seed: int = 0
+    _graders: dict[str, Grader] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def compose(cls, overrides: Sequence[str], seed: int = 0) -> Setup:
@@ -62,6 +64,11 @@ class Setup:
             raise InputError(f"models={self.config['models']['name']}: has no role {role!r}; allowed is one with it")
         return locate(f"models.roles.{role}.path", roles[role]["path"])
 
+    def revision(self, role: str) -> str | None:
+        """Of a model on the hub."""
+        revision: str | None = self.config["models"]["roles"][role]["revision"]
+        return revision
+
     def model_name(self, role: str) -> str:
         return Path(self.model_path(role)).name
 
@@ -70,15 +77,15 @@ class Setup:
         named = [("models.tokenizer", self.tokenizer)]
         for role in self.algorithm.roles if roles is None else roles:
             field = f"models.roles.{role}.path"
-            named.append((field, load_tokenizer(field, self.model_path(role))))
+            named.append((field, load_tokenizer(field, self.model_path(role), self.revision(role))))
         check_vocabularies(named)
 
     def engine(self, role: str, sequences: int, max_tokens: int) -> Engine:
         """The role's model, with room for that many sequences of that many tokens and as much again to reuse."""
         model = self.config["models"]["roles"][role]
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        return load_engine("torch", path=self.model_path(role), dtype=model["dtype"], device=device,
-                           capacity_tokens=2 * sequences * max_tokens)
+        return load_engine("torch", path=self.model_path(role), revision=self.revision(role), dtype=model["dtype"],
+                           device=device, capacity_tokens=2 * sequences * max_tokens)
 
     def problems(self, split: str, count: int) -> tuple[Workload, list[Task]]:
         """`count` problems: of that split of the generated ones, or of the workload's file."""
@@ -98,12 +105,10 @@ class Setup:
         """The answer that a decoded request gives."""
         return extract(check_kind(kind), str(self.tokenizer.decode(record.token_ids, skip_special_tokens=True)))
 
-
-def same_answer(answer: str | None, other: str | None) -> bool:
-    """Whether two answers agree; a missing one agrees with nothing."""
-    if answer is None or other is None:
-        return False
-    plain = plainly_equal(answer, other)
-    return verified(answer, other) if plain is None else plain
+    def same(self, kind: str, answer: str | None, other: str | None) -> bool:
+        """Whether two answers agree; a missing one agrees with nothing, nor do those that take too long to compare."""
+        if kind not in self._graders:
+            self._graders[kind] = Grader(kind, workers=1)
+        return bool(self._graders[kind].same([(answer, other)])[0])
 
 

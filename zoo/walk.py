@@ -1,7 +1,7 @@
 """One request's way through an algorithm, one proposal at a time: who holds it, what is accepted, when it ends.
 
-Whoever computes logits (zoo/reference.py one request at a time, zoo/offline.py in batches) asks `Walk.view` for what
-the router sees, and tells `Walk.settle` what it answered.
+Whoever computes logits (zoo/reference.py one request at a time, zoo/offline.py in batches, baselines/ as other systems
+do) tells `Walk.settle` what the router answered to them.
 """
 from __future__ import annotations
 

@@ -130,8 +130,12 @@ def _claims(description: Description, frame: pd.DataFrame) -> str:
 
 
 def _words(claim: dict[str, Any]) -> dict[str, str]:
+    measured = _range(claim["measured"])
+    if measured:
+        measured += "" if claim["valid"] else "*"
+        measured += " (emulated)" if claim["emulated"] else ""
     return {"claim": claim["claim"], "paper": _range(claim["paper"]), "predicted": _range(claim["predicted"]),
-            "measured": _range(claim["measured"]) or NOTHING}
+            "measured": measured or NOTHING}
 
 
 def _markdown(rows: Sequence[dict[str, Any]]) -> str:

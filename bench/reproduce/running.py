@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +68,14 @@ class Outcome:
     failed: str = ""
 
 
+def groups(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
+    """Those whose cells take turns, in the order in which the first of them come."""
+    found: dict[Any, list[Outcome]] = {}
+    for outcome in outcomes:
+        found.setdefault(outcome.cell.group, []).append(outcome)
+    return list(found.values())
+
+
 def hardware(options: Options, words: Sequence[str]) -> Hardware:
     """What `on=` says, or else the overrides."""
     if options.on is not None:
@@ -103,8 +110,7 @@ class Series:
         """All runs that are not there yet. A cell whose run fails is left; RunFailed where going on makes no sense."""
         runnable = [outcome for outcome in outcomes if not outcome.cell.because]
         total, number = len(runnable) * self.options.repeats, 0
-        for _, members in groupby(runnable, key=lambda outcome: outcome.cell.group):
-            group = list(members)
+        for group in groups(runnable):
             self._sizes(group)
             for repeat in range(self.options.repeats):
                 for outcome in group:
@@ -118,7 +124,8 @@ class Series:
         for outcome in outcomes:
             if not outcome.summaries and not outcome.cell.because:
                 files = (self.out / self.options.size / self.folder(outcome)).glob("*/summary.json")
-                found = [json.loads(file.read_text()) for file in sorted(files)]
+                repeats = sorted(files, key=lambda file: int(file.parent.name))
+                found = [json.loads(file.read_text()) for file in repeats]
                 outcome.summaries = [summary for summary in found if not ended_early(summary)]
 
     def command(self, cell: Cell, *more: str) -> list[str]:

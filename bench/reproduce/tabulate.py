@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bench import validity
 from bench.reproduce.description import Claim, Description, matches
-from bench.reproduce.running import Outcome
-from bench.validity import comparable_by
+from bench.reproduce.running import Outcome, groups
 
 MIN_REPEATS = 3
 THROUGHPUT = ("output_throughput", "steady.output_throughput")  # the fields that the throughput model predicts
@@ -22,7 +22,7 @@ def tabulate(description: Description, outcomes: Sequence[Outcome]) -> pd.DataFr
     """One row a cell and measure, in the order of the cells; rows of the paper that no cell has follow."""
     rows, used = [], set()
     for group in groups(outcomes):
-        differing = differences([summary for outcome in group for summary in outcome.summaries])
+        differing = differences([outcome.summaries for outcome in group]) if group[0].cell.compare else []
         for outcome in group:
             known = [i for i, record in enumerate(description.paper) if matches(dict(outcome.cell.labels), {
                 axis: value for axis, value in record.items() if axis in description.axes})]
@@ -59,17 +59,13 @@ def _place(row: Mapping[Any, Any], names: Sequence[str]) -> frozenset[tuple[str,
     return frozenset((name, row[name]) for name in names if not pd.isna(row[name]))
 
 
-def groups(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
-    found: dict[Any, list[Outcome]] = {}
-    for outcome in outcomes:
-        found.setdefault(outcome.cell.group, []).append(outcome)
-    return list(found.values())
-
-
-def differences(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What runs that are compared must share and do not."""
-    shared = [comparable_by(summary) for summary in summaries]
-    return [name for name in (shared[0] if shared else {}) if any(one[name] != shared[0][name] for one in shared)]
+def differences(repeats: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
+    """What runs that are compared must share and do not; `repeats`: of each cell. How many requests they serve may
+    differ, as those of the slower ones are the first of the others'."""
+    all_runs = [run for runs in repeats for run in runs]
+    found = [name for name in validity.differences(all_runs) if name != "load.num_requests"]
+    in_turns = validity.in_turns([runs for runs in repeats if runs])
+    return found if in_turns else [*found, "when they were made: not in turns"]
 
 
 def value(summary: Mapping[str, Any], field: str) -> float | None:
@@ -87,7 +83,7 @@ def _measured(outcome: Outcome, field: str, differing: Sequence[str]) -> dict[st
     summaries = outcome.summaries
     values = [found for summary in summaries if (found := value(summary, field)) is not None]
     row: dict[str, Any] = {"predicted": _predicted(outcome) if field in THROUGHPUT else None,
-                           "valid": validity(outcome, differing)}
+                           "valid": judged(outcome, differing)}
     if not values:
         return row
     origin, models = summaries[0]["provenance"], summaries[0]["models"].values()
@@ -110,7 +106,7 @@ def _predicted(outcome: Outcome) -> float | None:
     return statistics.median(known) if known and len(known) == len(found) else None
 
 
-def validity(outcome: Outcome, differing: Sequence[str]) -> str:
+def judged(outcome: Outcome, differing: Sequence[str]) -> str:
     """`yes`, or all that speaks against it."""
     if outcome.cell.because:
         return f"not run: {outcome.cell.because}"
@@ -127,11 +123,17 @@ def validity(outcome: Outcome, differing: Sequence[str]) -> str:
 
 
 def claims(description: Description, frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """For each claim: the paper's figures, those predicted and those measured, each [least, greatest] or empty."""
+    """For each claim: the paper's figures, those predicted and those measured, each [least, greatest] or empty.
+    `valid`: whether all that is measured is; `emulated`: whether any of it is."""
     found = []
     for claim in description.claims:
         values = {column: _KINDS[claim.kind](description, claim, frame, column) for column in ("predicted", "measured")}
-        found.append({"claim": claim.claim, "paper": claim.paper, **values})
+        made = frame[frame["measured"].notna() & (frame["measure"] == (claim.measure or description.main))]
+        about = [row for row in made.to_dict("records") if matches(row, claim.where)
+                 and any(matches(row, labels) for labels in (claim.of, *claim.to))]
+        found.append({"claim": claim.claim, "paper": claim.paper, **values,
+                      "valid": all(row["valid"] == "yes" for row in about),
+                      "emulated": any(row["evidence"] == "emulated" for row in about)})
     return found
 
 

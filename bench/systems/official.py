@@ -14,7 +14,7 @@ from tokenrouter.cluster.spec import ClusterSpec
 def serve(
     spec: ClusterSpec, *, improved: bool, like: str | None, path: str | None, command: Sequence[str], clients: int
 ) -> AbstractContextManager[Service]:
-    """`clients`: the run's concurrency. The other fields are explained in conf/system/official.yaml."""
+    """`clients`: the run's concurrency. `like`, `path` and `command` are explained in conf/config.yaml."""
     if path is not None:
         return checkout.serve(spec, path, command)
     style = style_of(spec.algorithms[0].name, like, improved=improved)

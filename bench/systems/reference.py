@@ -29,7 +29,8 @@ class ReferenceService:
     def __init__(self, spec: ClusterSpec) -> None:
         torch.set_num_threads(spec.hardware.threads)
         disable_progress_bar()  # the driver has its own
-        self._reference = Reference.load(spec.algorithms[0].build(), [model.path for model in spec.models])
+        self._reference = Reference.load(
+            spec.algorithms[0].build(), [m.path for m in spec.models], [m.revision for m in spec.models])
         self.models = [_info(m.name, model) for m, model in zip(spec.models, self._reference.models, strict=True)]
         self._waiting: queue.SimpleQueue[tuple[str, list[int], SamplingParams] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[list[Event]] = queue.SimpleQueue()

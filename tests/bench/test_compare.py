@@ -61,6 +61,13 @@ def test_ratios_are_paired_by_repeat_and_by_request(tmp_path: Path):
     assert frame["quality difference"].tolist() == ["0.000 [0.000, 0.000]"] * 2
 
 
+def test_answers_that_come_in_one_piece_have_no_time_per_token(tmp_path: Path):
+    runs = [[run(100, 2.0)], [run(100, 2.0) | {"mean_tpot_ms": None}]]
+    paired = [made(tmp_path / "a", runs[0], [100.0]), made(tmp_path / "b", runs[1], [100.0])]
+    row = compare([{"system": "a"}, {"system": "b"}], runs, paired).iloc[1]
+    assert row[["tpot ms", "tpot ms ratio"]].isna().all() and row["e2el ms ratio"].startswith("1.000 ")
+
+
 def test_an_interval_is_as_wide_as_the_requests_differ(tmp_path: Path):
     """Against the textbook's interval of a mean of paired differences."""
     runs = [run(100, 2.0)]

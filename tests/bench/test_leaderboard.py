@@ -229,6 +229,7 @@ def test_comparison_gives_each_system_its_paired_ratios_and_its_median_run(
     ({"1-llm_only": {"provenance__models_hash": "other"}}, "differ in models"),
     ({"2-tokenrouter": {"day": 1}}, "date=2026-01-01.*, as in .*0-tokenrouter"),
     ({"2-tokenrouter": {"scale": 1.0}}, "all requests, as in .*0-tokenrouter"),
+    ({"2-tokenrouter": {"day": 8}, "1-llm_only": {"day": 9}}, "allowed are systems that take turns"),
 ])  # fmt: skip
 def test_comparison_that_is_none_is_refused_as_a_whole(
     comparison: Callable[..., Path], tmp_path: Path, changes: dict[str, Any], reason: str

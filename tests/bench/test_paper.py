@@ -14,8 +14,8 @@ from bench.paper import chosen, main, parse
 from bench.reproduce import document
 from bench.reproduce.description import Cell, Claim, Description, cells, load, names
 from bench.reproduce.plot import draw
-from bench.reproduce.running import Options, Outcome, Series, composed, predicted
-from bench.reproduce.tabulate import claims, dominated_area, tabulate, validity, value
+from bench.reproduce.running import Options, Outcome, Series, composed, groups, predicted
+from bench.reproduce.tabulate import claims, dominated_area, judged, tabulate, value
 from tests.bench.conftest import ROOT
 from tokenrouter.core import InputError
 
@@ -92,7 +92,7 @@ def test_tables_that_share_runs_share_them() -> None:
 def test_what_has_no_code_is_not_run_and_says_so() -> None:
     absent = cell("table2", algo="R-Stitch", system="Official Code")
     assert absent.because == "the algorithm's code is not released"
-    assert "not run: the algorithm's code" in validity(Outcome(absent, {}, None), [])
+    assert "not run: the algorithm's code" in judged(Outcome(absent, {}, None), [])
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -110,7 +110,7 @@ def test_labels_and_counts_narrow_a_table() -> None:
     options, [name], overrides, _ = parse(["figure=5", "only=[R2R,ME,TokenRouter]", "load.seed=3"])
     found = [dict(one.labels) for one in chosen(load(name), options, overrides)]
     assert {(one["algo"], one["system"]) for one in found} == {("R2R", "TokenRouter"), ("ME", "TokenRouter")}
-    assert len(found) == 6 and overrides == ["load.seed=3"]
+    assert len(found) == 8 and overrides == ["load.seed=3"]
     options, _, _, _ = parse(["table=6", "N=8"])
     assert {dict(one.labels)["N"] for one in chosen(load("table6"), options, [])} == {"8"}
     with pytest.raises(InputError, match=r"only=\['nobody'\]: allowed are labels of these tables: .*TokenRouter"):
@@ -130,7 +130,8 @@ def run_summary(command: list[str], throughput: float = 100.0) -> dict[str, Any]
     return {
         "workload": "aime", "engine": "torch", "sampling": {}, "hardware": {"cores": 2},
         "models": {"small": {"id": "s", "params": 1_000_000}}, "completed": requests,
-        "load": {"num_requests": requests}, "total_output_tokens": 200 * requests, "output_throughput": throughput,
+        "load": {"num_requests": requests, "concurrency": 4, "seed": 0},
+        "total_output_tokens": 200 * requests, "output_throughput": throughput,
         "steady": {"output_throughput": 1.1 * throughput}, "mean_ttft_ms": 5.0, "mean_e2el_ms": 2000.0,
         "routing": {"predicted_throughput": None, "llm_token_fraction": 0.1},
         "validity": {"valid": True, "reasons": []},
@@ -220,11 +221,32 @@ def test_rows_and_claims(runs: Runs, tmp_path: Path) -> None:
     assert over["measured"] == [40.0, 40.0] and over["paper"] == [2.73, 21.97] and over["predicted"] == []
 
 
+def test_cells_that_are_compared_take_turns_wherever_their_axis_stands(tmp_path: Path) -> None:
+    """Table 6 compares its rows, and has N behind them."""
+    table = load("table6")
+    found = [one for one in cells(table, "cpu") if not one.because]
+    taking_turns = groups(Series(table, Options(out=str(tmp_path)), []).prepare(found))
+    compared = [group for group in taking_turns if group[0].cell.compare]
+    assert compared and all(len(group) > 1 for group in compared)
+    assert all(len({outcome.values["load"]["concurrency"] for outcome in group}) == 1 for group in compared)
+
+
+def test_runs_that_took_no_turns_are_not_valid(runs: Runs, tmp_path: Path) -> None:
+    table, outcomes = execute(tmp_path, repeats=3, requests=4)
+    for number, outcome in enumerate(outcomes):
+        for repeat, summary in enumerate(outcome.summaries):
+            summary["provenance"]["date"] = f"2026-01-01T00:0{number}:0{repeat}"
+    valid = tabulate(table, outcomes)["valid"].dropna().iloc[0]
+    assert valid == "no: compared runs differ in when they were made: not in turns"
+    outcomes[1].summaries[2]["provenance"]["git_sha"] = "another"
+    assert "differ in git_sha" in tabulate(table, outcomes)["valid"].dropna().iloc[0]
+
+
 def test_compared_runs_of_other_data_are_not_valid(runs: Runs, tmp_path: Path) -> None:
     table, outcomes = execute(tmp_path, repeats=3, requests=4)
     outcomes[0].summaries[0]["provenance"]["data_source"] = "embedded:y"
     assert set(tabulate(table, outcomes)["valid"].dropna().iloc[:3]) == {"no: compared runs differ in data_source"}
-    assert validity(Outcome(outcomes[0].cell, {}, None, summaries=outcomes[0].summaries[:1]), []) == (
+    assert judged(Outcome(outcomes[0].cell, {}, None, summaries=outcomes[0].summaries[:1]), []) == (
         "no: 1 repeats, comparisons need 3")
 
 

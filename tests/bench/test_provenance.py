@@ -15,13 +15,19 @@ def test_only_what_a_run_reads_makes_a_checkout_dirty(tmp_path: Path, monkeypatc
                        capture_output=True)
 
     files = [tmp_path / name for name in ("docs/reproduction.md", "results/paper/measured/a.csv", "bench/run.py")]
-    for file in files:
+    new = [tmp_path / name for name in ("notes.txt", "conf/algo/own.yaml")]
+    for file in files + new:
         file.parent.mkdir(parents=True, exist_ok=True)
+    for file in files:
         file.write_text("1")
     git("init")
     git("add", ".")
     git("commit", "-m", "all")
     monkeypatch.setattr(provenance, "_ROOT", tmp_path)
+    for file, dirty in zip(new, (False, True), strict=True):
+        file.write_text("2")
+        assert provenance._git()[1] is dirty, file
+    file.unlink()
     for file, dirty in zip(files, (False, False, True), strict=True):
         file.write_text("2")
         sha, found = provenance._git()

@@ -190,6 +190,8 @@ def test_a_second_signal_ends_what_is_under_way():
 @pytest.mark.parametrize("override, message", [
     ("server.port=70000", r"server\.port=70000: allowed is"), ("server.prot=1", r"server\.prot=1: unknown; allowed is"),
     ("server.host=203.0.113.1", r"server\.host=203\.0\.113\.1"), ("server.thresholds=[2.0]", "server.thresholds"),
+    ("batching.launch_log=true", r"batching\.launch_log=true: allowed with server\.observe_s=null"),
+    ("+engine.options.server_args={nnodes: 2}", r"cluster\.on_death=restart: allowed with .*nnodes=2 is fail"),
     ("server.algorithms=[nothing]", "algo=nothing: allowed is one of"), ("models=nothing", "models=nothing"),
 ])
 def test_what_is_wrong_with_the_configuration_is_told_before_anything_starts(

@@ -23,7 +23,7 @@ class Inline:
     def __init__(self) -> None:
         self.free, self.asked, self._left = True, 0, 0
 
-    def ask(self, active: int, figures: Sequence[m.Figures], start: Sequence[int] | None) -> None:
+    def ask(self, active: int, figures: Sequence[m.Figures | None], start: Sequence[int] | None) -> None:
         self._B = best("optimal", Question(active, list(figures), None if start is None else tuple(start)))
         self.free, self._left = False, 3
         self.asked += 1
@@ -37,16 +37,19 @@ class Inline:
 
 
 class System:
-    """Two models that make steps of three requests all the time, of which model 0 hands over a share p."""
+    """Two models that make steps of three requests all the time, of which model 0 hands over a share p; `algorithms`:
+    which models each has, of which more than these two do nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, algorithms: Sequence[Sequence[int]] = ((0, 1),)) -> None:
         self.rng, self.now, self.due = random.Random(0), 0.0, 0.0
-        self.policies = [make_policy(BatchingSpec(policy="optimal"), i, Inline) for i in range(2)]
+        count = 1 + max(model for models in algorithms for model in models)
+        self.policies = [make_policy(BatchingSpec(policy="optimal"), i, Inline) for i in range(count)]
         for policy in self.policies:
-            policy.bind(self, [[0, 1]])
+            policy.bind(self, algorithms)
 
     def post(self, destination: int, message: m.Message) -> None:
-        self.policies[destination].receive(1 - destination, message, self.now)  # type: ignore[arg-type]
+        sender = 1 - destination if destination < 2 else 0
+        self.policies[destination].receive(sender, message, self.now)  # type: ignore[arg-type]
 
     def run(self, steps: int, p: float, latencies: tuple[float, float], active: int, jitter: float = 0.02) -> None:
         """Steps of model 0, whose times vary by the share `jitter`."""
@@ -100,6 +103,22 @@ def test_a_steady_system_is_left_in_peace(p: float, jitter: float):
         B |= system.B
     assert asked >= 1 and system.asked - asked <= 6
     assert len(B) <= 2
+
+
+def test_a_model_without_requests_keeps_nobody_from_a_plan():
+    system = System([[0, 1], [0, 2]])
+    system.run(300, 0.35, (6.0, 27.9), 8)
+    [B] = system.B
+    assert B == (1, 5, 1)
+
+
+def test_models_that_share_an_algorithm_agree_on_its_thresholds_whatever_else_they_have():
+    """Eq. 22 for each algorithm: with B from a plan for eight, some of its four requests can always go on."""
+    system = System([[0, 1], [0, 2]])
+    system.run(300, 0.35, (6.0, 27.9), 8)
+    for others in range(0, 40):
+        B = [system.policies[0].threshold({0: 4, 1: others}), system.policies[1].threshold({0: 4})]
+        assert sum(b - 1 for b in B) < 4
 
 
 def test_the_count_counts_at_once():

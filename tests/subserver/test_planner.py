@@ -24,6 +24,12 @@ def test_known_answers(policy: str, active: int, B: tuple[int, ...]):
     assert best(policy, Question(active, r2r(), None)) == B
 
 
+def test_a_model_that_nobody_goes_to_needs_none():
+    """A third algorithm's, say, of which no request has come."""
+    idle = [Figures(figures.steps, [*figures.P, 0.0], [*figures.C, 0.0], figures.base_ms, 0.0) for figures in r2r()]
+    assert best("optimal", Question(8, [*idle, None], (1, 3, 2))) == (1, 5, 1)
+
+
 def test_thresholds_of_many_requests_are_scaled():
     found = best("optimal", Question(64, r2r(), None))
     assert found[0] in range(4, 8) and found[1] in range(36, 43)

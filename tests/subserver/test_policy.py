@@ -35,9 +35,9 @@ def test_eager_and_fixed():
 def test_each_algorithm_alone_can_always_launch():
     """Requests of algorithm 1 never come to model 0, so that those of algorithm 0 must not wait there for them."""
     models = [[0, 1], [1, 2]]
-    assert [shrunk((3, 3, 1), i, models, {0: 6, 1: 6}) for i in range(3)] == [3, 3, 1]
-    assert [shrunk((3, 3, 1), i, models, {0: 2, 1: 6}) for i in range(3)] == [2, 1, 1]
-    assert shrunk((3, 3, 1), 0, models, {}) == 1
+    assert [shrunk(lambda count: (3, 3, 1), i, models, {0: 6, 1: 6}) for i in range(3)] == [3, 3, 1]
+    assert [shrunk(lambda count: (3, 3, 1), i, models, {0: 2, 1: 6}) for i in range(3)] == [2, 1, 1]
+    assert shrunk(lambda count: (3, 3, 1), 0, models, {}) == 1
 
 
 def test_thresholds_follow_the_count_at_once():

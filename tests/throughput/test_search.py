@@ -109,3 +109,5 @@ def test_figures_off_by_a_fifth_cost_little_but_the_count_must_be_right() -> Non
     # Four requests can never fill a batch of five.
     [halved] = [effect for effect in sensitivity(r2r(8), (1, 5), share=0.5) if effect.change == "N = 4"]
     assert halved.loss is None
+    # Nor, where that is fixed, is there any B for them.
+    assert "N = 4" not in {effect.change for effect in sensitivity(r2r(8), (1, 5), {1: 5}, share=0.5)}

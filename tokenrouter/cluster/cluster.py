@@ -54,6 +54,7 @@ class Cluster:
         self._keys = Keys.generate() if spec.hardware.transport == "tcp" else None
         self._processes: list[subprocess.Popen[bytes]] = []
         self._next_watch = 0.0
+        self._due: dict[int, float] = {}  # when one that was started anew must be there
         self._ready = False  # all have been
 
     def __enter__(self) -> Cluster:
@@ -126,7 +127,11 @@ class Cluster:
                 self.restarts += 1
                 log.warning("%s\n  it is started anew (%d of %d times)", died, self.restarts, self._max_restarts)
                 self._processes[index] = self._spawn(index, epoch=1 + self.restarts)
+                self._due[index] = now + START_TIMEOUT_S
                 self.frontend.lost(index)
+            elif index in self.frontend.down and now > self._due[index]:
+                log.warning("subserver %d is not there after %g s", index, START_TIMEOUT_S)
+                process.kill()  # found at the next look
 
     @property
     def _may_restart(self) -> bool:

@@ -19,7 +19,7 @@ def plan_capacity(spec: ClusterSpec) -> list[int]:
     parts = [engine.tp_size(model.name) for model in spec.models]
     for model, tp in zip(spec.models, parts, strict=True):
         if tp > 1:
-            check_shards("engine.options.tp_size", model.path, tp)
+            check_shards("engine.options.tp_size", model.path, tp, model.revision)
     options = engine.parsed(spec.models[0].name)  # in pages they are the same for all
     if engine.capacity_tokens is not None:
         return [options.page * options.pages(engine.capacity_tokens)] * len(spec.models)
@@ -28,7 +28,7 @@ def plan_capacity(spec: ClusterSpec) -> list[int]:
     budget, reserve = int(engine.memory_gb * GB), int(engine.reserve_gb * GB)
     sharing = defaultdict(list)
     for model, tp in zip(spec.models, parts, strict=True):
-        shard = footprint(model.path, model.dtype, tp)
+        shard = footprint(model.path, model.dtype, tp, model.revision)
         for device in _devices(model.device, tp):
             sharing[device].append(shard)
     shares = {device: joint_capacity(budget, shards, reserve=reserve) for device, shards in sharing.items()}

@@ -19,8 +19,9 @@ class Footprint(NamedTuple):
     bytes_per_token: int
 
 
-def footprint(model: Any, dtype: str, tp: int = 1) -> Footprint:
-    """Of a model's folder, hub name or transformers config; with `tp` > 1, of one of its tensor-parallel shards.
+def footprint(model: Any, dtype: str, tp: int = 1, revision: str | None = None) -> Footprint:
+    """Of a model's folder, hub name (at `revision`) or transformers config; with `tp` > 1, of one of its
+    tensor-parallel shards.
 
     Weights are counted from the headers of the folder's safetensors files, or else from the config; nothing is
     loaded. A shard holds its part of each matrix, a copy of each vector, and at least one key head.
@@ -28,7 +29,7 @@ def footprint(model: Any, dtype: str, tp: int = 1) -> Footprint:
     if dtype not in DTYPE_BYTES:
         raise InputError(f"dtype={dtype!r}: allowed is {', '.join(DTYPE_BYTES)}")
     folder = Path(model) if isinstance(model, (str, Path)) else None
-    config = _config(model) if folder else model
+    config = _config(model, revision) if folder else model
     text = config.get_text_config()
     heads = text.num_attention_heads
     if tp < 1 or heads % tp:
@@ -42,10 +43,10 @@ def footprint(model: Any, dtype: str, tp: int = 1) -> Footprint:
     return Footprint(weights, size * text.num_hidden_layers * shard_heads * (key_dim + value_dim))
 
 
-def check_shards(field: str, model: str | Path, tp: int) -> None:
+def check_shards(field: str, model: str | Path, tp: int, revision: str | None = None) -> None:
     """InputError, in the name of `field`, unless the model's heads can be divided among `tp` shards: attention heads
     evenly, key heads evenly or each of them to as many shards."""
-    text = _config(model).get_text_config()
+    text = _config(model, revision).get_text_config()
     heads, (key_heads, _, _) = text.num_attention_heads, _kv_shape(text)
     allowed = [n for n in range(1, heads + 1) if not heads % n and not (key_heads % n and n % key_heads)]
     if tp not in allowed:
@@ -64,11 +65,11 @@ def joint_capacity(budget: int, models: Sequence[Footprint], *, reserve: int = 0
     return (budget - weights - reserve) // per_token
 
 
-def _config(model: str | Path) -> Any:
+def _config(model: str | Path, revision: str | None) -> Any:
     from transformers import AutoConfig  # takes seconds to load
 
     try:
-        return AutoConfig.from_pretrained(model)
+        return AutoConfig.from_pretrained(model, revision=revision)
     except (OSError, ValueError) as error:
         raise InputError(f"model={str(model)!r}: allowed is a folder with a config.json") from error
 

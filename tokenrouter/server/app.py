@@ -120,7 +120,7 @@ class Server:
     async def _complete(self, request: Request) -> Response:
         body = await self._read(request, p.CompletionRequest)
         jobs = await self._preparer.completion(body)
-        echo = [self._text(job.prompt_ids) for job in jobs] if body.echo else []
+        echo = [await self._preparer.decode(job.prompt_ids) for job in jobs] if body.echo else []
 
         def wire(answers: list[Answer]) -> Wire:
             return CompletionWire(uuid.uuid4().hex, jobs[0].route.id, self._tokenizer, answers,
@@ -147,10 +147,7 @@ class Server:
         width = len(self._tokenizer)
         if any(token >= width for token in body.tokens):
             raise ApiError(400, f"tokens: {max(body.tokens)}: allowed is below {width}", param="tokens")
-        return json_response({"prompt": self._text(body.tokens)})
-
-    def _text(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return json_response({"prompt": await self._preparer.decode(body.tokens)})
 
     # What there is, and how it is.
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from tokenrouter.interface import EntryContext
 from tokenrouter.subserver import messages as m
 from tokenrouter.subserver.mailbox import Mailbox
 
+log = logging.getLogger("tokenrouter.server")
 CONTROL_TIMEOUT_S = 30.0
 SETTLE_S = 2.0
 
@@ -65,6 +67,7 @@ class _Open:
     token_ids: list[int] = field(default_factory=list)
     authors: list[int] = field(default_factory=list)
     restarts: int = 0
+    redraw: bool = True  # the last committed token, when it is sent anew
     aborted: bool = False
     early: dict[int, m.Tokens] = field(default_factory=dict)
     ended: m.Ended | None = None
@@ -78,9 +81,10 @@ class Frontend:
     """Not thread-safe: one caller polls. `models[i]` describes subserver i, once wait_ready has returned.
 
     When a subserver is restarted, its requests are sent anew, with what was committed of them. The last committed
-    token is left out: its author draws it again, to the same effect, and so comes to know who goes on. Where models
-    draft, none is, as how a token was drawn depends on the drafts before it: the entry begins with new ones. `watch` is
-    called at each poll and restarts those that have died; `spare` says whether one that tells of its failure will be.
+    token is left out: its author draws it again, to the same effect, and so comes to know who goes on. None is left out
+    where that gives another token, as a near tie may in another batch, nor where models draft, as how a token was drawn
+    depends on the drafts before it: the entry goes on behind the last. `watch` is called at each poll and restarts
+    those that have died; `spare` says whether one that tells of its failure will be.
     """
 
     def __init__(self, mailbox: Mailbox, spec: ClusterSpec, watch: Callable[[], None],
@@ -94,7 +98,7 @@ class Frontend:
         self._index = {algorithm.name: i for i, algorithm in enumerate(self.algorithms)}
         self._open: dict[str, _Open] = {}
         self._wires: dict[str, _Open] = {}
-        self._down: set[int] = set()
+        self.down: set[int] = set()  # subservers that are being started anew
         self._names = itertools.count()
         self._drafting: dict[int, bool] = {}  # of algorithms that had to begin again
         self._events: list[Event] = []
@@ -140,24 +144,27 @@ class Frontend:
 
     def lost(self, index: int) -> None:
         """Subserver `index` has died and is being started anew: what it had a part in begins again when it is there."""
-        self._down.add(index)
+        self.down.add(index)
         self.restarts[index] += 1
         for request in list(self._open.values()):
-            if index not in self._bound(request):
-                continue
-            over = m.Ended(request.wire, FinishReason.ABORT, 0, (0, 0))
-            for peer in self._bound(request):
-                self._mailbox.post(peer, over)
-            if request.aborted:
-                self._drop(request)
-            else:
-                self._wires.pop(request.wire, None)
-                request.restarts += 1
-                request.wire = f"{request.rid}.{request.restarts}"
-                self._wires[request.wire] = request
-                request.early.clear()
-                request.ended = None  # what it counted may be lost
+            if index in self._bound(request):
+                self._forget(request)
         self._mailbox.flush()
+
+    def _forget(self, request: _Open) -> None:
+        """Its subservers forget it; unless it is aborted, it can be sent anew, by another name."""
+        over = m.Ended(request.wire, FinishReason.ABORT, 0, (0, 0))
+        for peer in self._bound(request):
+            self._mailbox.post(peer, over)
+        if request.aborted:
+            self._drop(request)
+        else:
+            self._wires.pop(request.wire, None)
+            request.restarts += 1
+            request.wire = f"{request.rid}.{request.restarts}"
+            self._wires[request.wire] = request
+            request.early.clear()
+            request.ended = None  # what it counted may be lost
 
     def _drop(self, request: _Open) -> None:
         """Aborted, and none of its subservers would answer."""
@@ -169,7 +176,7 @@ class Frontend:
 
     def _back(self, index: int) -> None:
         self._mailbox.post(index, self._agreed())
-        self._down.discard(index)
+        self.down.discard(index)
         for request in list(self._open.values()):
             if index in self._bound(request):
                 self._send(request)
@@ -177,10 +184,10 @@ class Frontend:
 
     def _send(self, request: _Open) -> None:
         """To its entry, unless one of its subservers is missing: then it waits for that one."""
-        if not self._down.isdisjoint(self._bound(request)):
+        if not self.down.isdisjoint(self._bound(request)):
             return
         kept, holder, opening = request.position, -1, request.opening
-        if kept and not self._drafts(opening.algorithm):
+        if kept and request.redraw and not self._drafts(opening.algorithm):
             kept -= 1
             holder = request.authors[kept]
         elif kept:
@@ -227,7 +234,7 @@ class Frontend:
         """End a request early; its EndEvent follows. Nothing happens if it is over already."""
         if (request := self._open.get(rid)) is not None:
             request.aborted = True
-            if self._down.isdisjoint(self._bound(request)):
+            if self.down.isdisjoint(self._bound(request)):
                 self._mailbox.post(request.entry, m.Abort(request.wire, reason))
                 self._mailbox.flush()
             else:
@@ -253,7 +260,7 @@ class Frontend:
                 self._reports[sender, message.command] = message.body
             elif isinstance(message, m.Ready):
                 self._back(sender)
-            elif isinstance(message, m.Failed) and (message.bad_input or not self._spare(sender)):
+            elif isinstance(message, m.Failed) and not self._spare(sender):
                 self._raise(sender, message)
         self._watch()
 
@@ -264,7 +271,12 @@ class Frontend:
         if tokens.position < request.position:  # drawn again after a restart
             logged = request.token_ids[tokens.position : tokens.position + len(tokens.token_ids)]
             if tokens.token_ids[: len(logged)] != logged:
-                self._fail(request, f"token {tokens.position} came out differently after a restart", now)
+                log.warning("token %d of %s came out differently after a restart", tokens.position, request.rid)
+                request.redraw = False
+                self._forget(request)
+                if not request.aborted:
+                    self._send(request)
+                self._mailbox.flush()
             return
         request.early[tokens.position] = tokens
         while (due := request.early.pop(request.position, None)) is not None:
@@ -282,17 +294,12 @@ class Frontend:
             return
         self._close(request, ended, now)
 
-    def _fail(self, request: _Open, error: str, now: float) -> None:
-        self._mailbox.post(request.entry, m.Abort(request.wire, FinishReason.ABORT))
-        self._mailbox.flush()
-        self._close(request, m.Ended(request.wire, FinishReason.ABORT, request.position, (0, 0)), now, error)
-
-    def _close(self, request: _Open, ended: m.Ended, now: float, error: str | None = None) -> None:
+    def _close(self, request: _Open, ended: m.Ended, now: float) -> None:
         del self._open[request.rid]
         self._wires.pop(request.wire, None)
         handoffs, discarded = ended.counts
         self._events.append(EndEvent(
-            request.rid, ended.reason, request.position, handoffs, discarded, error, now))
+            request.rid, ended.reason, request.position, handoffs, discarded, None, now))
 
     def _raise(self, index: int, failed: m.Failed) -> None:
         name = self.spec.models[index].name

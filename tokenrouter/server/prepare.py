@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,9 +16,12 @@ from tokenrouter.server.errors import ApiError
 from tokenrouter.server.protocol import ChatRequest, CompletionRequest, Generation, Message
 from tokenrouter.server.routes import Route, Routes
 from tokenrouter.server.settings import SamplingDefaults
+from tokenrouter.server.text import decode
 
 COMPLETION_TOKENS = 16  # what OpenAI's completions give where max_tokens is not said
 _LONG_TEXT = 20_000  # characters from which a text is tokenized beside the event loop
+_MANY_TOKENS = 5_000  # the same of tokens whose text is wanted
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,8 @@ class Preparer:
         self.tokenizer, self.routes, self.context_length = tokenizer, routes, context_length
         self._defaults, self._max_choices = defaults, max_choices
         self._longest = max(len(token) for token in tokenizer.get_vocab())
-        self._lock = asyncio.Lock()  # a tokenizer serves one thread at a time
+        self._aside = copy.deepcopy(tokenizer)  # for long texts: a tokenizer serves one thread at a time
+        self._long = asyncio.Lock()
 
     async def chat(self, request: ChatRequest) -> list[Job]:
         request.check_supported()
@@ -70,13 +75,21 @@ class Preparer:
         if limited and len(text) > self.context_length * self._longest:
             raise ApiError(400, f"{field}: {len(text)} characters are more than the {self.context_length} tokens of "
                            "the context can hold", param=field, code="context_length_exceeded")
-        async with self._lock:
-            if len(text) < _LONG_TEXT:
-                return self._encode(text, special)
-            return await asyncio.to_thread(self._encode, text, special)
+        def encoded(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+            return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 
-    def _encode(self, text: str, special: bool) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+        return await self._beside(encoded, len(text) >= _LONG_TEXT)
+
+    async def decode(self, ids: list[int]) -> str:
+        """The text of token ids, special ones included."""
+        return await self._beside(lambda tokenizer: decode(tokenizer, ids), len(ids) >= _MANY_TOKENS)
+
+    async def _beside(self, work: Callable[[PreTrainedTokenizerBase], T], long: bool) -> T:
+        """`work` done at once or, if it is long, beside the event loop, where only other long ones wait for it."""
+        if not long:
+            return work(self.tokenizer)
+        async with self._long:
+            return await asyncio.to_thread(work, self._aside)
 
     def _check_choices(self, request: Generation, prompts: int) -> None:
         if (request.n or 1) * prompts > self._max_choices:

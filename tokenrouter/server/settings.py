@@ -78,6 +78,13 @@ def read(overrides: Sequence[str]) -> tuple[ServeConfig, ClusterSpec]:
     config = _compose(overrides)
     if config.engine.kind == "emulated":
         raise InputError("engine=emulated: allowed is an engine whose models write text")
+    if config.batching.launch_log and config.server.observe_s is not None:
+        raise InputError("batching.launch_log=true: allowed with server.observe_s=null, as each observation would "
+                         "carry all of it")
+    machines = (config.engine.options.get("server_args") or {}).get("nnodes", 1)
+    if machines != 1 and config.cluster.on_death == "restart":
+        raise InputError(f"cluster.on_death=restart: allowed with engine.options.server_args.nnodes={machines} is "
+                         "fail, as the other machines' processes end with the one here")
     algorithms = [config.algo]
     for name in config.server.algorithms:
         algorithms.append(_compose([*(o for o in overrides if not o.startswith("algo=")), f"algo={name}"]).algo)

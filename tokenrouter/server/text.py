@@ -8,6 +8,12 @@ from transformers import PreTrainedTokenizerBase
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # how a decoder shows bytes that are no character (yet)
 
 
+def decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
+    """The text of tokens, as they stand: nothing is tidied."""
+    return str(tokenizer.decode(
+        tokens, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False))
+
+
 class Detokenizer:
     """The text that each further token completes; joined, the text of all tokens together.
 
@@ -40,8 +46,7 @@ class Detokenizer:
         return new
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(
-            tokens, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False))
+        return decode(self._tokenizer, tokens, skip_special_tokens=self._skip)
 
 
 class StopStrings:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tokenrouter.core import Logprobs
 from tokenrouter.server.answer import Answer, Piece
-from tokenrouter.server.text import INCOMPLETE
+from tokenrouter.server.text import INCOMPLETE, decode
 
 
 class Wire(ABC):
@@ -85,7 +85,7 @@ class Wire(ABC):
 
     def token(self, token_id: int) -> str:
         """Its text; in the vocabulary's own spelling where that is no whole character."""
-        text = str(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
+        text = decode(self._tokenizer, [token_id])
         return text if INCOMPLETE not in text else str(self._tokenizer.convert_ids_to_tokens(token_id))
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class ChatWire(Wire):
         return {**self._named(token_id, told.own), "top_logprobs": top}
 
     def _named(self, token_id: int, value: float) -> dict[str, Any]:
-        text = str(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
+        text = decode(self._tokenizer, [token_id])
         data = None if INCOMPLETE in text else list(text.encode())
         return {"token": self.token(token_id), "logprob": value, "bytes": data}
 

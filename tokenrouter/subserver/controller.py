@@ -28,7 +28,8 @@ class Planner(Protocol):
     @property
     def free(self) -> bool: ...
 
-    def ask(self, active: int, figures: Sequence[m.Figures], start: Sequence[int] | None) -> None: ...
+    def ask(self, active: int, figures: Sequence[m.Figures | None], start: Sequence[int] | None) -> None:
+        """`figures`: None of a model that has had nothing to do, and that no other's requests go to."""
 
     def answer(self) -> tuple[int, ...] | None:
         """The thresholds that were asked for, once; None as long as there are none. Never waits."""
@@ -46,7 +47,9 @@ class Controller:
         self.measured = Measured(self.index, count)
         self.figures: list[m.Figures | None] = [None] * count
         self._asked_at, self._planned_at = -math.inf, 0
-        self._question: tuple[int, tuple[m.Figures, ...]] = (0, ())
+        self._question: tuple[int, tuple[m.Figures | None, ...]] = (0, ())
+        self._followed: m.Plan | None = None  # the plan in force at the step before
+        self._active = 0  # requests here when it came, which differ from the author's where algorithms share models
 
     def learn(self, step: Step, now: float) -> m.Figures | m.Plan | None:
         """After each step: what there is to tell, if anything."""
@@ -58,20 +61,29 @@ class Controller:
         if not self.measured.known or self.measured.steps % TELL_EVERY:
             return None
         own = self.figures[self.index] = self.measured.figures()
-        known = [figures for figures in self.figures if figures is not None]
-        if self.planner and self.planner.free and len(known) == len(self.figures) and self._due(own, step.active, now):
-            self._asked_at, self._question = now, (step.active, tuple(known))
+        if self.plan is not self._followed:
+            self._followed = self.plan
+            self._active = self.plan.active if self.plan and self.plan.author == self.index else step.active
+        if self.planner and self.planner.free and self._due(own, step.active, now):
+            self._asked_at, self._question = now, (step.active, tuple(self.figures))
             start = scaled(self.plan.B, self.plan.active, step.active) if self.plan else None
-            self.planner.ask(step.active, known, start)
+            self.planner.ask(step.active, self.figures, start)
         return own
 
     def _due(self, own: m.Figures, active: int, now: float) -> bool:
-        if active < 2 or now - self._asked_at < ASK_EVERY_S:
+        if active < 2 or now - self._asked_at < ASK_EVERY_S or not self._complete():
             return False
-        if self.plan is None:
+        then = self.plan.figures[self.index] if self.plan else None
+        if then is None:
             return True
-        off = max(self.measured.drift(own, self.plan.figures[self.index]), abs(active / self.plan.active - 1))
+        off = max(self.measured.drift(own, then), abs(active / self._active - 1))
         return off > SMALL_DRIFT and off * (self.measured.steps - self._planned_at) >= PATIENCE
+
+    def _complete(self) -> bool:
+        """Whether two or more models are known, and all to which their requests go."""
+        known = [figures for figures in self.figures if figures]
+        missing = [index for index, figures in enumerate(self.figures) if figures is None]
+        return len(known) > 1 and not any(figures.P[index] for figures in known for index in missing)
 
     def hear(self, sender: int, message: m.Figures | m.Plan) -> m.Plan | None:
         """Returns the plan in force if the sender should know it."""
@@ -101,7 +113,12 @@ class Planned(LaunchPolicy):
         return scaled(plan.B, plan.active, active) if plan else (1,) * len(self.controller.figures)
 
     def threshold(self, active: Mapping[int, int]) -> int:
-        return shrunk(self.thresholds(sum(active.values())), self.index, self.models, active)
+        plan = self.controller.plan
+        if plan is None:
+            return 1
+        found = shrunk(lambda count: scaled(plan.B, plan.active, max(count, plan.active)), self.index, self.models,
+                       active)
+        return min(found, self.thresholds(sum(active.values()))[self.index])
 
     def learn(self, step: Step, now: float) -> None:
         message = self.controller.learn(step, now)

@@ -49,10 +49,12 @@ class Hold(Planned):
         plan, sender = self.controller.plan, self._next(now)
         if plan is None or sender is None:
             return False
+        own, theirs = plan.figures[self.index], plan.figures[sender]
+        if own is None or theirs is None:
+            return False
         running = self._running[sender]
         left_ms = max(running.due - now, 0.0) * 1e3
-        returning = running.batch * plan.figures[sender].P[self.index]
-        return ready * left_ms < returning * (plan.figures[self.index].step_ms(ready) - left_ms)
+        return ready * left_ms < running.batch * theirs.P[self.index] * (own.step_ms(ready) - left_ms)
 
     def _next(self, now: float) -> int | None:
         """The peer whose batch ends next."""

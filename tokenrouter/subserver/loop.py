@@ -97,7 +97,7 @@ class Subserver:
         now = time.perf_counter()
         step = Step(len(batch), moves, (now - start) * 1e3, decode, len(self.lifecycle.active))
         self.policy.landed(step, now)
-        self.mailbox.flush(peers_only=True)
+        self.mailbox.flush(peers_only=True)  # handoffs at once; what the front end is told goes out in `catch_up`
         self.last = LastStep(step, now, (start, time.perf_counter(), compute_s, len(batch), tokens, threshold))
 
     def catch_up(self, *, idle: bool = False) -> None:

@@ -126,7 +126,7 @@ class Figures(_Message):
 
 
 class Plan(_Message):
-    """Author -> peers: thresholds B of all subservers, for `active` requests and these figures.
+    """Author -> peers: thresholds B of all subservers, for `active` requests and these figures (None: it was idle).
 
     The greatest (version, author) is in force everywhere.
     """
@@ -135,7 +135,7 @@ class Plan(_Message):
     author: int
     active: int
     B: tuple[int, ...]
-    figures: tuple[Figures, ...]
+    figures: tuple[Figures | None, ...]
 
 
 class Round(_Message):
@@ -190,7 +190,8 @@ class Failed(_Message):
 
 
 class Control(_Message):
-    """Front end -> subserver: "stats", "reset_stats", "check", "flush_cache" or "stop"; "check" verifies invariants."""
+    """Front end -> subserver: "stats", "reset_stats", "take_stats" (both), "flush_cache", "stop", or "check", which
+    verifies invariants."""
 
     command: str
 

@@ -26,7 +26,7 @@ FLAT = 0.05  # relative growth of a step over all batches, below which it counts
 
 class Question(msgspec.Struct):
     active: int
-    figures: list[Figures]
+    figures: list[Figures | None]
     start: tuple[int, ...] | None
 
 
@@ -42,7 +42,7 @@ class PlannerProcess:
         self.free = True
         self._read = b""
 
-    def ask(self, active: int, figures: Sequence[Figures], start: Sequence[int] | None) -> None:
+    def ask(self, active: int, figures: Sequence[Figures | None], start: Sequence[int] | None) -> None:
         question = Question(active, list(figures), None if start is None else tuple(start))
         self._questions.write(msgspec.json.encode(question) + b"\n")
         self._questions.flush()
@@ -72,13 +72,22 @@ class PlannerProcess:
 
 
 def best(policy: str, question: Question) -> tuple[int, ...]:
-    """The thresholds of most throughput under `policy` (paper equation 24). InputError where there are none."""
+    """The thresholds of most throughput under `policy` (paper equation 24), 1 for models that nothing is known of and
+    nothing goes to. InputError where there are none."""
+    there = [index for index, figures in enumerate(question.figures) if figures]
+    figures = [msgspec.structs.replace(model, P=[model.P[i] for i in there], C=[model.C[i] for i in there])
+               for model in question.figures if model]
+    start = question.start and tuple(question.start[i] for i in there)
+    B = dict(zip(there, _best(policy, question.active, figures, start), strict=True))
+    return tuple(B.get(index, 1) for index in range(len(question.figures)))
+
+
+def _best(policy: str, active: int, figures: Sequence[Figures], start: tuple[int, ...] | None) -> tuple[int, ...]:
     from tokenrouter.throughput.inputs import quantised
     from tokenrouter.throughput.ladder import best_model_sync
     from tokenrouter.throughput.search import Effort, search
     from tokenrouter.throughput.spec import Spec
 
-    active, figures = question.active, question.figures
     N = min(active, LARGEST_CHAIN if policy == "model_sync" and len(figures) > 2 else LARGEST)
     tables = [[model.step_ms(b * active / N) for b in range(1, N + 1)] for model in figures]
     tables = [[table[N // 2]] if table[-1] <= table[0] * (1 + FLAT) else table for table in tables]
@@ -89,7 +98,7 @@ def best(policy: str, question: Question) -> tuple[int, ...]:
         "hold": range(len(figures)) if policy == "hold" else None})
     if policy == "model_sync":
         return scaled(best_model_sync(spec).B, N, active)
-    start = question.start and feasible(scaled(question.start, active, N), N)
+    start = start and feasible(scaled(start, active, N), N)
     # What is reported of the B that is found is not looked at here.
     effort = Effort(events=300, replicas=16, report_events=10, report_replicas=2, states=300)
     return scaled(least(search(spec, start=start, effort=effort).table), N, active)

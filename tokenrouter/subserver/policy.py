@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -158,20 +158,23 @@ class FixedThreshold(LaunchPolicy):
     """The same B for the whole run, shrunk where the active count makes it infeasible."""
 
     def threshold(self, active: Mapping[int, int]) -> int:
-        return shrunk(self.spec.B, self.index, self.models, active)
+        return shrunk(lambda count: self.spec.B, self.index, self.models, active)
 
 
-def shrunk(thresholds: Sequence[int], index: int, models: Sequence[Sequence[int]], active: Mapping[int, int]) -> int:
-    """B of subserver `index`, feasible for each algorithm by itself.
+def shrunk(thresholds: Callable[[int], Sequence[int]], index: int, models: Sequence[Sequence[int]],
+           active: Mapping[int, int]) -> int:
+    """B of subserver `index`, feasible for each algorithm by itself; `thresholds` are those for so many requests of it.
 
-    Then the requests of any one algorithm always let one of its models launch, whatever those of others do.
+    Then the requests of any one algorithm always let one of its models launch, whatever those of others do: its
+    models know the same thresholds and the same count, and so come to the same, however many others each one has.
     """
-    found = thresholds[index]
+    found = []
     for algorithm, count in active.items():
         bound = models[algorithm]
         if index in bound and count:
-            found = min(found, feasible(tuple(thresholds[i] for i in bound), count)[bound.index(index)])
-    return found if any(active.values()) else 1
+            B = thresholds(count)
+            found.append(feasible(tuple(B[i] for i in bound), count)[bound.index(index)])
+    return min(found, default=1)
 
 
 def scaled(thresholds: Sequence[int], planned: int, active: int) -> tuple[int, ...]:

@@ -26,13 +26,19 @@ class Effect:
 def sensitivity(
     spec: Spec, B: Thresholds, fixed: Mapping[int, int] | None = None, share: float = 0.2
 ) -> Iterator[Effect]:
-    """Effects of p, each L_i and N being `share` lower or higher than planned. p: leaving model 0, 1 - P[0][0]."""
+    """Effects of p, each L_i and N being `share` lower or higher than planned. p: leaving model 0, 1 - P[0][0].
+
+    Without changes for which `fixed` is infeasible, and without p where run lengths say when model 0 is left.
+    """
     for change, system in _changes(spec, share):
         try:
             start = system.thresholds(list(B))
         except InputError:
             start = None
-        found = search(system, fixed, start, _EFFORT)
+        try:
+            found = search(system, fixed, start, _EFFORT)
+        except InputError:  # `fixed` is infeasible for fewer requests
+            continue
         kept = None if start is None else found.table[start]
         best = found.table[found.B]
         yield Effect(change, found.B, found.best.throughput, None if kept is None else 1 - kept / best)
@@ -41,7 +47,7 @@ def sensitivity(
 def _changes(spec: Spec, share: float) -> Iterator[tuple[str, Spec]]:
     factors = (1 - share, 1 + share)
     leaving = 1 - spec.P[0][0]
-    for factor in factors:
+    for factor in factors if spec.run_lengths is None else ():
         changed = min(1.0, leaving * factor)
         if changed != leaving:
             row = [1 - changed, *(item * changed / leaving for item in spec.P[0][1:])]

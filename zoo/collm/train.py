@@ -91,7 +91,7 @@ def train(setup: Setup, options: Options) -> Path:
     rows = pair.collect(Rows, labeller.label)
     held = pair.held(rows.problems)
     path = setup.model_path("small")
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(path, revision=setup.revision("small"), dtype=torch.float32)
     head = DeferralHead(model.get_output_embeddings().weight.detach().mean(dim=0))
     start_head(head, rows, held, options, pair.state_file("start"))
     if options.base == "frozen":

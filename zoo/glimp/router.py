@@ -45,12 +45,12 @@ class Steps(BaseRouter):
 
     def written(self, view: RequestView) -> int:
         """Accepted tokens of the step that the proposal belongs to: 0 if it is the first."""
-        accepted = view.output_ids[: view.num_accepted]
-        count = next((i for i, token in enumerate(reversed(accepted)) if token in self._ends), len(accepted))
-        return count % self.max_step
+        ids, count = view.output_ids, view.num_accepted
+        written = next((i for i in range(count) if ids[count - 1 - i] in self._ends), count)
+        return written % self.max_step
 
     def answering(self, view: RequestView) -> bool:
-        return not self._answers.isdisjoint(view.output_ids[: view.num_accepted])
+        return bool(self._answers) and not self._answers.isdisjoint(view.output_ids[: view.num_accepted])
 
 
 class GlimpSmall(Steps, ThresholdRouter):

@@ -123,7 +123,7 @@ def network_of(tensors: Mapping[str, torch.Tensor]) -> R2RNetwork:
 
 def model_context(setup: Setup, role: str) -> ModelContext:
     """What weights are tied to of a model, read without loading it: sizes, and rows of its input embeddings."""
-    path, revision = setup.model_path(role), setup.config["models"]["roles"][role]["revision"]
+    path, revision = setup.model_path(role), setup.revision(role)
     try:
         found = context(path, revision, download=True)
     except (OSError, ValueError, KeyError) as error:

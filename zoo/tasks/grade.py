@@ -13,7 +13,7 @@ import queue
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
@@ -62,10 +62,15 @@ class Grader:
 
     def grade_all(self, items: Sequence[tuple[str, str | None]]) -> list[Grade]:
         """The grades of (text, expected answer) pairs, in their order."""
-        grades: list[Grade] = []
+        given = [(answers.extract(self._kind, text), expected) for text, expected in items]
+        return [Grade(correct, answer) for correct, (answer, _) in zip(self.same(given), given, strict=True)]
+
+    def same(self, pairs: Sequence[tuple[str | None, str | None]]) -> list[bool | None]:
+        """Whether each answer is the expected one: not if there is none, None if nothing is expected, or nobody knows.
+        """
+        found: list[bool | None] = []
         hard: dict[int, tuple[str, str]] = {}
-        for index, (text, expected) in enumerate(items):
-            answer = answers.extract(self._kind, text)
+        for index, (answer, expected) in enumerate(pairs):
             correct = None
             if expected is not None and answer is None:
                 correct = False
@@ -73,10 +78,10 @@ class Grader:
                 correct = answers.decide(self._kind, answer, expected)
                 if correct is None:
                     hard[index] = (answer, expected)
-            grades.append(Grade(correct, answer))
+            found.append(correct)
         for index, verdict in zip(hard, self._compare_all(list(hard.values())), strict=True):
-            grades[index] = replace(grades[index], correct=verdict)
-        return grades
+            found[index] = verdict
+        return found
 
     def _compare_all(self, pairs: list[tuple[str, str]]) -> list[bool | None]:
         free: queue.SimpleQueue[_Process] = queue.SimpleQueue()

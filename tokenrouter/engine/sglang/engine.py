@@ -48,7 +48,7 @@ class SglangEngine:
             capacity_tokens=settings.pages(capacity_tokens), max_sequences=settings.max_sequences,
             prefix_cache=settings.prefix_cache, server_args=settings.server_args or {}), tp_size)
         self.device, self.asynchronous = runtime.device, runtime.device.type != "cpu"
-        whole, weights, params = footprint(path, dtype), runtime.weight_bytes, runtime.num_params
+        whole, weights, params = footprint(path, dtype, revision=revision), runtime.weight_bytes, runtime.num_params
         if tp_size > 1:  # these are of a shard
             weights, params = whole.weight_bytes, whole.weight_bytes // DTYPE_BYTES[dtype]
         self.info = ModelInfo(
@@ -116,6 +116,12 @@ class SglangEngine:
         finish = watch.stop()
         tokens = sum(len(row.token_ids) for row in rows)
         self.counters.steps += 1
+        if not self._runtime.replayed:
+            self.counters.eager_steps += 1
+        elif tokens == len(rows):
+            self.counters.graph_decodes += 1
+        else:
+            self.counters.graph_extends += 1
         self.counters.tokens += tokens
         self.counters.pages_allocated += tokens
         self.counters.pages_evicted += cached - self._runtime.cached_tokens

@@ -150,7 +150,7 @@ def build(options: Options, size: int) -> Runtime | Leader:
     if size == 1:
         return Runtime(options, Shard())
     check_version()
-    check_shards("engine.options.tp_size", options.path, size)
+    check_shards("engine.options.tp_size", options.path, size, options.revision)
     machines = nodes(options.server_args, size)
     port = _free_port() if machines == 1 else None
     first, *others = (Shard(rank=rank, size=size, nodes=machines, port=port) for rank in range(size // machines))

@@ -117,6 +117,7 @@ class Runtime:
         except (ValueError, OSError, TypeError) as error:
             raise InputError(f"engine=sglang: SGLang does not start with {options.path!r}: {error}") from error
         torch.set_num_threads(threads)
+        self.replayed = False  # whether the last pass came from a CUDA graph
         self.capacity: int = scheduler.max_total_num_tokens
         if self.capacity < options.capacity_tokens:
             raise InputError(
@@ -198,7 +199,8 @@ class Runtime:
         capture = CaptureHiddenMode.FULL if several else CaptureHiddenMode.LAST
         forward_batch = ForwardBatch.init_new(
             batch, self._runner, capture_hidden_mode=capture, return_hidden_states_before_norm=False)
-        output = self._runner.forward(forward_batch).logits_output
+        made = self._runner.forward(forward_batch)
+        output, self.replayed = made.logits_output, bool(made.can_run_graph)
         logits, hidden = output.next_token_logits, output.hidden_states
         if several:
             wanted: list[int] = []
