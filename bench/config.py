@@ -39,14 +39,22 @@ class OfficialConfig(Strict, kw_only=True):
     command: list[str]
 
 
+class Slo(Strict, kw_only=True, frozen=True):
+    ttft_ms: PositiveFloat | None = None
+    tpot_ms: PositiveFloat | None = None
+    e2el_ms: PositiveFloat | None = None
+
+
 class LoadConfig(Strict, kw_only=True):
-    mode: Literal["closed"]
+    mode: Literal["closed", "poisson", "batch"]
     via: Literal["inproc", "http"]
     concurrency: Positive
     num_requests: Positive
     warmup: Natural
     seed: Seed
     stall_s: PositiveFloat
+    request_rate: PositiveFloat | None = None
+    slo: Slo = Slo()
 
 
 class LoggerConfig(Strict, kw_only=True):
@@ -91,6 +99,10 @@ class RunConfig(Strict, kw_only=True):
 def validate(values: Mapping[str, Any]) -> RunConfig:
     """Plain data -> RunConfig; InputError for the first field that is missing, unknown, ill-typed or out of range."""
     run = config.convert(values, RunConfig, OPEN_SECTIONS)
+    if (run.load.request_rate is None) == (run.load.mode == "poisson"):
+        allowed = "a number > 0" if run.load.mode == "poisson" else "null, as nothing but load=poisson has one"
+        raise InputError(
+            f"load.request_rate={run.load.request_rate}: allowed with load.mode={run.load.mode} is {allowed}")
     max_tokens = run.workload.get("max_tokens")
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         raise InputError(f"workload.max_tokens={max_tokens!r}: allowed is a whole number >= 1, or null")

@@ -12,7 +12,7 @@ from rich.console import Console
 from bench.curves import curves
 from bench.files import request_rows, texts_of, write_config, write_requests, write_summary
 from bench.launches import write_launches
-from bench.load import ClosedLoop
+from bench.load import LoadGenerator, arrivals
 from bench.logger import make_logger
 from bench.plan import Plan, prepare
 from bench.progress import ProgressView, waiting
@@ -74,14 +74,14 @@ def execute(
 
 
 def measure(plan: Plan, service: Service, watch: Callable[[Progress], None]) -> Measurement:
-    """Warm up at the run's own concurrency, then send the load."""
+    """Warm up in a closed loop of the run's own concurrency, then send the load."""
     load = plan.config.load
-    loop = ClosedLoop(service, plan.config.algo.name, load.concurrency, load.stall_s, watch)
+    loop = LoadGenerator(service, plan.config.algo.name, load.concurrency, load.stall_s, watch)
     warm = loop.run("warming up", plan.warmup)
     if warm.stopped is not None:
         raise warm.stopped
     service.reset_stats()
-    trace = loop.run("measuring", plan.jobs)
+    trace = loop.run("measuring", plan.jobs, arrivals(load))
     reports: list[dict[str, Any]] = []
     try:
         if not isinstance(trace.stopped, RuntimeError):

@@ -149,7 +149,10 @@ class Entry:
     @property
     def rank_key(self) -> str:
         """Entries are ranked among those with the same key only."""
-        shared = comparable_by(self.summary) | {"concurrency": self.summary["load"]["concurrency"]}
+        load = self.summary["load"]
+        shared = comparable_by(self.summary) | {name: load.get(name) for name in ("mode", "request_rate", "concurrency")}
+        if load["mode"] == "batch":
+            shared["num_requests"] = load["num_requests"]
         return json.dumps(shared, sort_keys=True)
 
     def ratio(self, system: str) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """results/LEADERBOARD.md and .html, and the README's table, from the committed entries: python bench/leaderboard.py
 
-Entries are ranked only among those that share models, data, sampling, hardware, evidence and concurrency; every such
+Entries are ranked only among those that share models, data, sampling, hardware, evidence and load; every such
 group is a table of its own. The page adds sorting and filters, and plots throughput against quality and latency.
 """
 from __future__ import annotations
@@ -22,7 +22,7 @@ if __name__ == "__main__":
 from bench.charts import COLOURS, svg
 from bench.entries import ROOT, Entry, load_entries
 from bench.files import write_text
-from bench.table import accuracy, number, share
+from bench.table import accuracy, load_of, number, share
 from tokenrouter.core import InputError
 
 BASELINES = ("std", "std_plus", "official", "llm_only")
@@ -53,7 +53,7 @@ def group_title(entry: Entry) -> str:
     s, origin = entry.summary, entry.summary["provenance"]
     models = " + ".join(f"{m['id']} ({m['params'] / 1e6:.2f}M)" for m in s["models"].values())
     on = origin["gpu"] or f"{origin['cpu']}, {s['hardware']['cores']} cores"
-    return f"{s['workload']}, concurrency {s['load']['concurrency']}: {models} on {on}, {s['engine']}"
+    return f"{s['workload']}, {load_of(s)}: {models} on {on}, {s['engine']}"
 
 
 def groups(entries: Sequence[Entry]) -> dict[tuple[str, bool], list[list[Entry]]]:
@@ -86,13 +86,14 @@ def command(entry: Entry) -> str:
 
 
 def readme(text: str, entries: Sequence[Entry]) -> str:
-    """The README's text with the table of all measured entries on the embedded models between its two marks."""
+    """The README's text with the table of all measured entries on the embedded models, in a closed loop, between its
+    two marks."""
     before, mark, rest = text.partition(README_BEGIN)
     _, end, after = rest.partition(README_END)
     if not mark or not end:
         return text
     rows = []
-    shown = [e for e in entries if e.evidence == "measured" and e.embedded]
+    shown = [e for e in entries if e.evidence == "measured" and e.embedded and e.summary["load"]["mode"] == "closed"]
     for entry in sorted(shown, key=lambda e: (e.summary["load"]["concurrency"], -e.summary["output_throughput"])):
         s = entry.summary
         rows.append({
@@ -111,7 +112,7 @@ def html(entries: Sequence[Entry]) -> str:
 
     sections = []
     for place, ((evidence, embedded), ranked) in enumerate(groups(entries).items()):
-        rows = [{**{"workload": e.summary["workload"], "concurrency": e.summary["load"]["concurrency"],
+        rows = [{**{"workload": e.summary["workload"], "load": load_of(e.summary),
                     "hardware": e.folder.parent.name, "models": e.folder.parent.parent.name,
                     "data": e.summary["provenance"]["data_source"]}, **columns(e)}
                 for members in ranked for e in members]

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,14 @@ def e2el_ms(record: Record) -> float:
     return (record.chunks[-1][0] - record.start) * 1e3
 
 
+def tpot_ms(record: Record) -> float:
+    """Time per token behind the first; 0 of an answer that came in one chunk."""
+    return (e2el_ms(record) - ttft_ms(record)) / max(len(record.token_ids) - 1, 1)
+
+
+_LATENCY = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2el_ms": e2el_ms}
+
+
 def latencies(records: Iterable[Record]) -> dict[str, float | None]:
     """`mean_ttft_ms` ... `p99_e2el_ms` over completed requests.
 
@@ -56,7 +64,7 @@ def latencies(records: Iterable[Record]) -> dict[str, float | None]:
         values["ttft"].append(ttft_ms(record))
         values["e2el"].append(e2el_ms(record))
         if len(record.chunks) > 1:
-            values["tpot"].append((e2el_ms(record) - ttft_ms(record)) / (len(record.token_ids) - 1))
+            values["tpot"].append(tpot_ms(record))
         for (before, _), (now, tokens) in zip(record.chunks, record.chunks[1:], strict=False):
             gap = (now - before) * 1e3
             values["icl"].append(gap)
@@ -74,6 +82,30 @@ class Steady:
     duration_s: float
     output_throughput: float
     concurrency: float
+
+
+def window(records: Sequence[Record], mode: str, concurrency: int) -> Steady:
+    """The steady window of a closed loop; of other loads, which have none, the whole run."""
+    if mode == "closed":
+        return steady(records, concurrency)
+    ends = [record.end for record in records if not math.isnan(record.end)]
+    begin, end = min((record.start for record in records), default=math.nan), max(ends, default=math.nan)
+    if not end > begin:
+        return Steady(0.0, 0.0, 0.0)
+    under_way = sum((end if math.isnan(record.end) else record.end) - record.start for record in records)
+    took, tokens = end - begin, sum(len(record.token_ids) for record in records)
+    return Steady(took, tokens / took, under_way / took)
+
+
+def goodput(records: Iterable[Record], duration_s: float, slo: Mapping[str, float | None]) -> float | None:
+    """Requests/s that kept all of the bounds `ttft_ms`, `tpot_ms`, `e2el_ms` that are given; None if none is."""
+    bounds = {name: bound for name, bound in slo.items() if bound is not None}
+    if not bounds:
+        return None
+    kept = [record for record in records if record.completed and record.chunks]
+    for name, bound in bounds.items():
+        kept = [record for record in kept if _LATENCY[name](record) <= bound]
+    return len(kept) / duration_s
 
 
 def steady(records: Sequence[Record], concurrency: int) -> Steady:

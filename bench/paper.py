@@ -16,7 +16,7 @@ which the output names; `models=... engine=sglang` runs the same on GPUs. Option
     on=gpu         GPU cells instead of the analogues; implied by engine=sglang and hardware.device=cuda
     out=FOLDER     for runs and tables (default: results/runs/paper)
     keep           a word of its own: tables also go to results/paper/measured/ and from there to docs/reproduction.md;
-                   what was kept of cells that are not measured now stays
+                   what was kept of other cells stays, but for those with which the measured ones are compared
     dry            a word of its own: nothing is run; what is there already, and what is predicted
 
 `list` prints the tables with the number of their cells. Runs that are there already are not repeated, so an interrupted

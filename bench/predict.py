@@ -40,6 +40,8 @@ def predict(config: RunConfig, roles: Sequence[str], P: Any, C: Any, tables: Seq
             B: Sequence[int]) -> Prediction:
     """`tables[i]`: step time of model i by batch size 1..N; None: it is not known. B: thresholds in force."""
     policy = policy_of(config)
+    if config.load.mode != "closed":
+        return Prediction(None, "not a closed loop")
     if config.system.target != PREDICTED or P is None or tables is None:
         return Prediction(None, "no step times" if P is not None else "no routing probabilities")
     try:

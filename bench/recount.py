@@ -15,7 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bench.metrics import steady
+from bench.metrics import window
 from bench.plan import request_seed
 from bench.provenance import config_hash, evidence
 from bench.records import Job, Record
@@ -30,8 +30,9 @@ NEAR = 0.01  # of what depends on when requests ended: they do a little after th
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e12)]  # finite
 
 
-class _Name(msgspec.Struct):
+class _Workload(msgspec.Struct):
     name: str
+    max_tokens: int | None = None
 
 
 class _Model(msgspec.Struct):
@@ -67,13 +68,15 @@ class _Load(msgspec.Struct):
     concurrency: Positive
     num_requests: Positive
     seed: Natural
+    request_rate: float | None = None
+    slo: dict[str, float | None] | None = None  # older runs had none
 
 
 class Config(msgspec.Struct, kw_only=True):
     """What a run's config.yaml must hold to be compared with its summary, whichever version of conf/ it is of."""
 
     algo: AlgoConfig
-    workload: _Name
+    workload: _Workload
     models: _Models
     engine: _Engine
     system: _System
@@ -118,7 +121,8 @@ def read_config(folder: Path, summary: Mapping[str, Any]) -> Config:
     _compare(file, summary["sampling"], config.sampling, "sampling.")
     _compare(file, summary["hardware"], {"device": config.hardware.device, "threads": config.hardware.threads},
              "hardware.")
-    _compare(file, summary["load"], msgspec.to_builtins(load), "load.")
+    _compare(file, summary["load"], {
+        name: value for name, value in msgspec.to_builtins(load).items() if (name, value) != ("slo", None)}, "load.")
     _compare(file, origin, {"evidence": evidence(config.engine.kind, config.hardware.link)}, "provenance.")
     return config
 
@@ -197,8 +201,8 @@ def recount(folder: Path, summary: Mapping[str, Any], config: Config) -> list[Re
     records = [row.record() for row in rows]
     ended = max(record.end for record in records)
     _compare(file, summary, {"duration_s": ended}, near=NEAR)
-    window = steady(records, config.load.concurrency)
-    found = figures(records, summary["duration_s"], window)
+    whole = window(records, config.load.mode, config.load.concurrency)
+    found = figures(records, summary["duration_s"], whole, config.load.slo or {})
     in_window = found.pop("steady")
     exact = {name: value for name, value in found.items() if not name.endswith(("_itl_ms", "_icl_ms"))}
     _compare(file, summary, exact)
@@ -213,8 +217,9 @@ def recount(folder: Path, summary: Mapping[str, Any], config: Config) -> list[Re
         _compare(file, summary, {"quality": graded if answered else None})
     load = summary["load"]
     judged = judge(
-        completed=summary["completed"], failed=summary["failed"], duration_s=summary["duration_s"],
-        concurrency=load["concurrency"], steady_concurrency=window.concurrency * (1 + NEAR),
+        mode=config.load.mode, completed=summary["completed"], failed=summary["failed"],
+        duration_s=summary["duration_s"],
+        concurrency=load["concurrency"], steady_concurrency=whole.concurrency * (1 + NEAR),
         client_busy=load["client_busy"], others_busy=load.get("others_busy", 0.0), stopped=None)
     if not judged["valid"]:
         raise InputError(f"{file}: validity.valid=True; it gives false ({'; '.join(judged['reasons'])})")

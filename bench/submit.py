@@ -138,16 +138,19 @@ def _check_routing(folder: Path, summary: Mapping[str, Any], config: Config, pro
 
 def _check_quality(folder: Path, summary: Mapping[str, Any], config: Config, known: Path = QUALITY) -> None:
     """The interval of the share of right answers must meet that of bench/quality.py, at the same threshold."""
+    sampling = summary["sampling"]
     if not summary["quality"] or summary["quality"]["value"] is None:
         return
     file = known / f"{config.models.name}.json"
     measured = json.loads(file.read_text()) if file.is_file() else {"data": None, "algorithms": {}}
-    alone = {None: None, "small": "slm_only", "large": "llm_only"}.get(config.system.only)
-    record = measured["algorithms"].get(alone or summary["algo"])
-    if (record is None or measured["data"] != summary["provenance"]["data_source"]
+    alone = {"small": "slm_only", "large": "llm_only"}.get(config.system.only or "")
+    record = measured["algorithms"].get(alone or config.system.only or summary["algo"])
+    # Those of bench/quality.py are greedy, and end by themselves.
+    natural = not sampling["temperature"] and not sampling["ignore_eos"] and config.workload.max_tokens is None
+    if (record is None or not natural or measured["data"] != summary["provenance"]["data_source"]
             or (alone is None and record["threshold"] != summary["threshold"])):
-        print(f"note: {folder}: results/quality has no answers of threshold={summary['threshold']} on these data to "
-              "compare its quality with", file=sys.stderr)
+        print(f"note: {folder}: results/quality has no answers of threshold={summary['threshold']} on these data, "
+              "drawn alike, to compare its quality with", file=sys.stderr)
         return
     (low, high), (least, most) = summary["quality"]["ci95"], record["accuracy_ci95"]
     if high < least or low > most:

@@ -4,12 +4,12 @@ from __future__ import annotations
 import os
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from bench.metrics import Steady, accuracy_interval, latencies, pass_at_k, spread, steady
+from bench.metrics import Steady, accuracy_interval, goodput, latencies, pass_at_k, spread, window
 from bench.plan import Plan
 from bench.predict import measured_tables, nominal_tables, predict, threshold_changes, usual_threshold
 from bench.provenance import provenance
@@ -31,7 +31,7 @@ def summarise(
     """`reports`: Service.stats(), empty if the system gives none. `grades`: one a record, None if it was not graded."""
     config, records = plan.config, trace.records
     duration = max(trace.ended - trace.began, 1e-9)
-    window = steady(records, config.load.concurrency)
+    found = window(records, config.load.mode, config.load.concurrency)
     correct = [grade.correct if grade else None for grade in grades]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -44,15 +44,17 @@ def summarise(
         "sampling": msgspec.to_builtins(config.sampling) | {"max_tokens": plan.workload.max_tokens},
         "hardware": {"device": config.hardware.device, "threads": config.hardware.threads, "cores": os.cpu_count()},
         "load": _load(plan, trace),
-        **figures(records, duration, window),
-        "routing": _routing(plan, trace, models, reports, window.output_throughput),
+        **figures(records, duration, found, msgspec.structs.asdict(config.load.slo)),
+        "routing": _routing(plan, trace, models, reports, found.output_throughput),
         "quality": quality(plan.workload.grader, records, correct) if _has_answers(plan) else None,
-        "validity": _validity(plan, trace, window, duration),
+        "validity": _validity(plan, trace, found, duration),
         "provenance": provenance(plan, command),
     }
 
 
-def figures(records: Sequence[Record], duration_s: float, window: Steady) -> dict[str, Any]:
+def figures(
+    records: Sequence[Record], duration_s: float, window: Steady, slo: Mapping[str, float | None],
+) -> dict[str, Any]:
     """What the requests alone say of a run that took `duration_s`."""
     done = [record for record in records if record.completed]
     output = sum(len(record.token_ids) for record in done)
@@ -64,6 +66,7 @@ def figures(records: Sequence[Record], duration_s: float, window: Steady) -> dic
         "total_output_tokens": output,
         "output_throughput": output / duration_s,
         "request_throughput": len(done) / duration_s,
+        "request_goodput": goodput(records, duration_s, slo),
         "steady": {"duration_s": window.duration_s, "output_throughput": window.output_throughput},
         **latencies(records),
     }
@@ -87,10 +90,11 @@ def _load(plan: Plan, trace: Trace) -> dict[str, Any]:
     return {
         "mode": load.mode,
         "concurrency": load.concurrency,
-        "request_rate": None,
+        "request_rate": load.request_rate,
         "num_requests": load.num_requests,
         "warmup": len(plan.warmup),
         "seed": load.seed,
+        "slo": msgspec.structs.asdict(load.slo),
         "client_busy": trace.client_busy,
         "others_busy": trace.others_busy,
         "prefix_cache": "holds the warm-up's prompts, which are of other problems while the data set lasts",
@@ -99,6 +103,7 @@ def _load(plan: Plan, trace: Trace) -> dict[str, Any]:
 
 def _validity(plan: Plan, trace: Trace, window: Steady, duration: float) -> dict[str, Any]:
     return judge(
+        mode=plan.config.load.mode,
         completed=sum(record.completed for record in trace.records),
         failed=sum(not record.completed for record in trace.records),
         duration_s=duration,

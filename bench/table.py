@@ -20,10 +20,13 @@ def result_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("data", f"{origin['data_source']}, version {origin['data_version']}"),
         ("on", f"{origin['gpu'] or origin['cpu']}, {hardware['cores']} cores, {hardware['threads']} thread(s) a model, "
                f"engine {summary['engine']}"),
-        ("load", f"{load['mode']}, concurrency {load['concurrency']}" + (f"; launch threshold: {B}" if B else "")),
+        ("load", load_of(summary) + (f"; launch threshold: {B}" if B else "")),
         ("requests", f"{summary['completed']} completed, {summary['failed']} failed, "
                      f"{summary['total_output_tokens']:,} tokens in {summary['duration_s']:.1f} s"),
         ("output", f"{summary['output_throughput']:,.0f} tok/s (steady {summary['steady']['output_throughput']:,.0f})"),
+        *([] if summary.get("request_goodput") is None else [
+            ("goodput", f"{summary['request_goodput']:.2f} of {summary['request_throughput']:.2f} requests/s keep "
+                        + ", ".join(f"{name} {bound:g}" for name, bound in load["slo"].items() if bound))]),
         *((name, f"p50 {_ms(summary[f'median_{name}_ms'])}   p99 {_ms(summary[f'p99_{name}_ms'])}")
           for name in ("ttft", "tpot", "e2el")),
         ("routing", f"{share(routing['llm_token_fraction'])} of the tokens by the LLM, "
@@ -31,6 +34,17 @@ def result_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("quality", _quality(quality)),
         ("valid", ("yes" if validity["valid"] else "no: " + "; ".join(validity["reasons"])) + f" ({validity['kind']})"),
     ]
+
+
+def load_of(summary: Mapping[str, Any]) -> str:
+    """Who sends when."""
+    load = summary["load"]
+    match load["mode"]:
+        case "poisson":
+            return f"{load['request_rate']:g} requests/s"
+        case "batch":
+            return f"all {load['num_requests']} requests at once"
+    return f"concurrency {load['concurrency']}"
 
 
 def result_table(summary: Mapping[str, Any]) -> Table:

@@ -7,6 +7,7 @@ from typing import Any
 
 from bench.metrics import FULL_SHARE
 
+LOAD = ("mode", "request_rate", "concurrency", "num_requests", "seed")  # what compared runs have in common
 MAX_FAILED_SHARE = 0.001
 MIN_DURATION_S = 60.0
 MIN_REQUESTS_A_CLIENT = 10
@@ -16,8 +17,8 @@ MAX_OTHERS_BUSY = 0.1  # of all cores' time: beyond, what was measured is the ma
 
 
 def judge(
-    *, completed: int, failed: int, duration_s: float, concurrency: int, steady_concurrency: float, client_busy: float,
-    others_busy: float, stopped: BaseException | None,
+    *, mode: str, completed: int, failed: int, duration_s: float, concurrency: int, steady_concurrency: float,
+    client_busy: float, others_busy: float, stopped: BaseException | None,
 ) -> dict[str, Any]:
     """The `validity` of a summary. `unchecked`: demands that lack their counterpart."""
     reasons = []
@@ -32,7 +33,7 @@ def judge(
         short.append(f"measured {duration_s:.1f} s, a full run takes at least {MIN_DURATION_S:g} s")
     if completed < MIN_REQUESTS_A_CLIENT * concurrency:
         short.append(f"{completed} requests, a full run has at least {MIN_REQUESTS_A_CLIENT * concurrency}")
-    if steady_concurrency < FULL_SHARE * concurrency:
+    if mode == "closed" and steady_concurrency < FULL_SHARE * concurrency:
         reasons.append(f"mean concurrency {steady_concurrency:.2f} of {concurrency} in the steady window")
     if client_busy > MAX_CLIENT_BUSY:
         reasons.append(f"the load client computed {client_busy:.0%} of the time, allowed is {MAX_CLIENT_BUSY:.0%}")
@@ -81,8 +82,8 @@ def differences(runs: Sequence[dict[str, Any]]) -> list[str]:
     if not runs:
         return []
     shared = [
-        comparable_by(run) | {f"load.{name}": run["load"][name] for name in ("concurrency", "num_requests", "seed")}
-        | {"git_sha": run["provenance"]["git_sha"]} for run in runs]
+        comparable_by(run) | {f"load.{name}": run["load"].get(name) for name in LOAD} | {
+            "git_sha": run["provenance"]["git_sha"]} for run in runs]
     return [field for field in shared[0] if any(fields[field] != shared[0][field] for fields in shared[1:])]
 
 

@@ -79,13 +79,17 @@ def _joined(description: Description, frame: pd.DataFrame) -> pd.DataFrame:
     plot = description.plot
     wide = frame.dropna(subset=["measured"]).pivot_table(
         index=description.axes, columns="measure", values="measured", sort=False, dropna=False).reset_index()
-    return wide.dropna(subset=[plot.x, plot.y]) if {plot.x, plot.y} <= set(wide) else pd.DataFrame(
-        columns=[*description.axes, plot.x, plot.y])
+    if not {plot.x, plot.y} <= set(wide):
+        return pd.DataFrame(columns=[*description.axes, plot.x, plot.y, "least", "greatest"])
+    ends = frame[frame["measure"] == plot.y][[*description.axes, "least", "greatest"]]
+    return wide.dropna(subset=[plot.x, plot.y]).merge(ends, on=description.axes)
 
 
 def _curve(axis: Axes, description: Description, part: pd.DataFrame) -> None:
     plot = description.plot
     for number, (name, rows) in enumerate(_series(description, part)):
         rows = rows.sort_values(plot.x)
-        axis.plot(rows[plot.x], rows[plot.y], "o-", color=COLOURS[number % len(COLOURS)], markersize=4, label=str(name))
+        spread = [(rows[plot.y] - rows["least"]).tolist(), (rows["greatest"] - rows[plot.y]).tolist()]
+        axis.errorbar(rows[plot.x], rows[plot.y], yerr=spread, fmt="o-", color=COLOURS[number % len(COLOURS)],
+                      markersize=4, elinewidth=0.7, label=str(name))
     axis.set_xlabel(plot.x, fontsize=8)

@@ -14,6 +14,7 @@ from bench.reproduce.running import Outcome, groups
 
 MIN_REPEATS = 3
 THROUGHPUT = ("output_throughput", "steady.output_throughput")  # the fields that the throughput model predicts
+QUALITY = "quality.value"
 COLUMNS = ["measure", "paper", "predicted", "measured", "least", "greatest", "requests", "repeats", "evidence", "data",
            "models", "machine", "commit", "date", "valid"]
 
@@ -63,7 +64,9 @@ def differences(repeats: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
     """What runs that are compared must share and do not; `repeats`: of each cell. How many requests they serve may
     differ, as those of the slower ones are the first of the others'."""
     all_runs = [run for runs in repeats for run in runs]
-    found = [name for name in validity.differences(all_runs) if name != "load.num_requests"]
+    emulated = {run["provenance"]["evidence"] for run in all_runs} == {"emulated"}  # whose models are what differs
+    found = [name for name in validity.differences(all_runs)
+             if name != "load.num_requests" and not (emulated and name == "models")]
     in_turns = validity.in_turns([runs for runs in repeats if runs])
     return found if in_turns else [*found, "when they were made: not in turns"]
 
@@ -87,8 +90,10 @@ def _measured(outcome: Outcome, field: str, differing: Sequence[str]) -> dict[st
     if not values:
         return row
     origin, models = summaries[0]["provenance"], summaries[0]["models"].values()
+    # All repeats have the same answers: how sure a share of right ones is, its interval says.
+    ends = [end for summary in summaries for end in summary["quality"]["ci95"]] if field == QUALITY else values
     return row | {
-        "measured": statistics.median(values), "least": min(values), "greatest": max(values),
+        "measured": statistics.median(values), "least": min(ends), "greatest": max(ends),
         "requests": summaries[0]["load"]["num_requests"], "repeats": len(values), "evidence": origin["evidence"],
         "data": origin["data_source"],
         "models": " + ".join(f"{model['id']} ({model['params'] / 1e6:.2f}M)" for model in models),
@@ -157,7 +162,7 @@ def _ratio(description: Description, claim: Claim, frame: pd.DataFrame, column: 
 
 
 def _more_is_better(field: str) -> bool:
-    return field in THROUGHPUT or field.startswith("1000/") or field == "quality.value"
+    return field in THROUGHPUT or field.startswith("1000/") or field == QUALITY
 
 
 def _best(description: Description, claim: Claim, frame: pd.DataFrame, column: str) -> list[float]:

@@ -45,7 +45,14 @@ class HttpService:
         self._count = 0
         self._loop = asyncio.new_event_loop()
         self._client = httpx.AsyncClient(base_url=url, timeout=None, limits=httpx.Limits(max_connections=None))
-        threading.Thread(target=self._loop.run_forever, daemon=True, name="http client").start()
+        client = threading.Thread(target=self._loop.run_forever, daemon=True, name="http client")
+        client.start()
+        assert client.ident is not None
+        self._clock = time.pthread_getcpuclockid(client.ident)
+
+    def client_cpu_s(self) -> float:
+        """That reading the streams has taken: the load client's work, though not in the caller's thread."""
+        return time.clock_gettime(self._clock)
 
     def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, algorithm: str) -> str:
         rid = f"r{self._count}"

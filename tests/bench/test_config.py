@@ -50,6 +50,10 @@ def test_what_cannot_be_composed(composed: Compose, override: str, said: str) ->
 
 
 @pytest.mark.parametrize(("overrides", "said"), [
+    (["load=poisson", "load.request_rate=0"], "load.request_rate=0: allowed is a number > 0"),
+    (["load=poisson", "load.request_rate=null"], "load.request_rate=None: allowed with load.mode=poisson is a number"),
+    (["load.request_rate=2"], "load.request_rate=2.0: allowed with load.mode=closed is null"),
+    (["load.slo.ttft_ms=-1"], "load.slo.ttft_ms=-1: allowed is a number > 0"),
     (["load.concurrency=0"], "load.concurrency=0: allowed is a whole number >= 1"),
     (["load.concurrency=many"], "load.concurrency='many': allowed is a whole number >= 1"),
     (["load.num_requests=-1"], "load.num_requests=-1: allowed is a whole number >= 1"),
@@ -57,7 +61,7 @@ def test_what_cannot_be_composed(composed: Compose, override: str, said: str) ->
     (["load.seed=1.5"], "load.seed=1.5: allowed is a whole number >= 0"),
     ([f"load.seed={2**63}"], f"load.seed={2**63}: allowed is a whole number >= 0 and <= {2**63 - 1}"),
     (["load.seed=99999999999999999999999"], "load.seed=99999999999999999999999: allowed is a whole number >= 0 and "),
-    (["load.mode=open"], "load.mode='open': allowed is closed"),
+    (["load.mode=open"], "load.mode='open': allowed is one of "),
     (["+load.nope=1"], "load.nope=1: unknown; allowed is one of mode, via, concurrency, "),
     (["~load.seed"], "load.seed: missing"),
     (["algo.threshold=1.5"], "algo.threshold=1.5: allowed is a number in [0, 1], or never, or always"),

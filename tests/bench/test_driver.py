@@ -98,6 +98,18 @@ def test_summary_has_the_schema(ran: Run) -> None:
             "engine_version", "date"} <= set(summary["provenance"])
 
 
+def test_all_at_once_with_bounds_that_some_keep(composed: Compose, load: list[str], answer: list[int], tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    service = FakeService(answer)
+    run = Run(composed(*load, "load=batch", "load.slo.e2el_ms=1e6"), service, tmp_path / "batch", monkeypatch)
+    summary = run.summary
+    assert service.most_open == 6 and summary["completed"] == 6
+    assert (summary["load"]["mode"], summary["load"]["slo"]["e2el_ms"]) == ("batch", 1e6)
+    assert summary["request_goodput"] == summary["request_throughput"]
+    assert summary["steady"]["output_throughput"] == pytest.approx(summary["output_throughput"], rel=0.2)
+    assert summary["routing"]["prediction"]["method"] == "not a closed loop"
+
+
 def test_counts_and_routing(ran: Run, answer: list[int]) -> None:
     summary, routing, n = ran.summary, ran.summary["routing"], len(answer)
     assert summary["total_output_tokens"] == 6 * n

@@ -2,16 +2,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from bench.load import ClosedLoop
+from bench.config import LoadConfig
+from bench.load import LoadGenerator, arrivals
 from bench.plan import request_seed
 from bench.records import Progress
 from tests.bench.fake import FakeService, job
 
 
-def loop(service: FakeService, concurrency: int = 3, stall_s: float = 60.0, **more: object) -> ClosedLoop:
-    return ClosedLoop(service, "r2r", concurrency, stall_s, **more)  # type: ignore[arg-type]
+def loop(service: FakeService, concurrency: int = 3, stall_s: float = 60.0, **more: object) -> LoadGenerator:
+    return LoadGenerator(service, "r2r", concurrency, stall_s, **more)  # type: ignore[arg-type]
 
 
 def test_closed_loop_keeps_its_clients_busy_and_sends_in_order() -> None:
@@ -23,6 +25,37 @@ def test_closed_loop_keeps_its_clients_busy_and_sends_in_order() -> None:
     assert [r.roles for r in trace.records] == [[0, 0, 1, 1]] * 8
     assert all(r.completed and r.handoffs == 2 and r.discarded == 1 for r in trace.records)
     assert trace.stopped is None and trace.began <= trace.records[0].start <= trace.ended
+
+
+def config(**changes: object) -> LoadConfig:
+    given = {"mode": "closed", "via": "inproc", "concurrency": 2, "num_requests": 400, "warmup": 0, "seed": 3,
+             "stall_s": 1.0}
+    return LoadConfig(**given | changes)  # type: ignore[arg-type]
+
+
+def test_poisson_arrivals_have_their_rate_and_their_seed() -> None:
+    at = arrivals(config(mode="poisson", request_rate=8.0))
+    assert at is not None and at[0] == 0 and at == sorted(at) and len(at) == 400
+    gaps = np.diff(at)
+    assert gaps.mean() == pytest.approx(1 / 8, rel=0.15) and gaps.std() == pytest.approx(1 / 8, rel=0.2)
+    assert at == arrivals(config(mode="poisson", request_rate=8.0))
+    assert at != arrivals(config(mode="poisson", request_rate=8.0, seed=4))
+    assert arrivals(config(mode="batch")) == [0.0] * 400 and arrivals(config()) is None
+
+
+def test_all_at_once_is_sent_before_anything_is_heard() -> None:
+    service = FakeService()
+    trace = loop(service, concurrency=2).run("measuring", [job(i) for i in range(7)], [0.0] * 7)
+    assert service.most_open == 7 and all(record.completed for record in trace.records)
+
+
+def test_requests_are_sent_when_they_are_due_whatever_is_under_way() -> None:
+    """Also where nothing is, and later than a silence that would be a failure."""
+    at = [0.0, 0.0, 0.05, 0.3]
+    trace = loop(FakeService(), concurrency=1, stall_s=0.1).run("measuring", [job(i) for i in range(4)], at)
+    assert trace.stopped is None and all(record.completed for record in trace.records)
+    late = [record.start - trace.began - due for record, due in zip(trace.records, at, strict=True)]
+    assert all(0 <= one < 0.04 for one in late)
 
 
 def test_fewer_requests_than_clients_end_too() -> None:
@@ -64,6 +97,12 @@ def test_tokens_that_come_together_are_one_chunk() -> None:
     service.poll = lambda timeout_s: [replace(e, time=1e9) for e in poll(timeout_s)]  # type: ignore
     record = loop(service).run("measuring", [job(0)]).records[0]
     assert record.chunks == [(1e9, 4)] and record.roles == [0, 0, 1, 1]
+
+
+def test_what_a_service_computes_for_the_client_counts_as_the_clients() -> None:
+    service = FakeService()
+    service.client_cpu_s = lambda: 1000.0 * service.polls  # type: ignore[attr-defined]
+    assert loop(service).run("measuring", [job(0)]).client_busy > 1
 
 
 def test_progress_ends_at_the_end() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pytest import approx
 
-from bench.metrics import accuracy_interval, latencies, pass_at_k, spread, steady
+from bench.metrics import accuracy_interval, goodput, latencies, pass_at_k, spread, steady, window
 from tests.bench.fake import record
 from tokenrouter.core import FinishReason
 
@@ -64,6 +64,30 @@ def test_steady_window_tells_of_clients_that_lag() -> None:
 
 def test_steady_window_is_empty_if_concurrency_is_never_reached() -> None:
     assert steady([record(0.0, [(1.0, 3)])], 2).duration_s == 0
+
+
+@pytest.mark.parametrize("mode", ["poisson", "batch"])
+def test_the_window_of_an_open_loop_is_the_whole_run(mode: str) -> None:
+    found = window([record(0.0, [(0.5, 7), (3.0, 4)], end=3.0), record(1.0, [(5.0, 9)], end=5.0)], mode, 9)
+    assert (found.duration_s, found.output_throughput, found.concurrency) == approx((5.0, 20 / 5, (3 + 4) / 5))
+
+
+@pytest.mark.parametrize(("slo", "kept"), [
+    ({"ttft_ms": 200}, 3), ({"ttft_ms": 199}, 1), ({"tpot_ms": 50}, 2), ({"e2el_ms": 550}, 2),
+    ({"ttft_ms": 200, "tpot_ms": 100, "e2el_ms": 600}, 3), ({"ttft_ms": 150, "tpot_ms": 60}, 0),
+])
+def test_goodput_counts_requests_that_keep_every_bound(slo: dict[str, float], kept: int) -> None:
+    records = [
+        record(0.0, [(0.2, 1), (0.6, 4)]),  # 100 ms a token
+        record(0.0, [(0.2, 1), (0.25, 1)]),  # 50
+        record(0.0, [(0.1, 5)]),  # in one piece: none
+        record(0.0, [(0.1, 1), (0.11, 1)], error="boom"),
+    ]
+    unlimited = {"ttft_ms": None, "tpot_ms": None, "e2el_ms": None}
+    if slo == {"ttft_ms": 150, "tpot_ms": 60}:
+        records.pop(2)
+    assert goodput(records, 2.0, unlimited | slo) == kept / 2
+    assert goodput(records, 2.0, unlimited) is None
 
 
 def test_interval_of_single_draws_is_wilsons() -> None:

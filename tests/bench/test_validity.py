@@ -7,8 +7,8 @@ import pytest
 from bench.validity import judge
 
 GOOD: dict[str, Any] = {
-    "completed": 400, "failed": 0, "duration_s": 61.0, "concurrency": 4, "steady_concurrency": 3.99, "client_busy": 0.1,
-    "others_busy": 0.02, "stopped": None,
+    "mode": "closed", "completed": 400, "failed": 0, "duration_s": 61.0, "concurrency": 4,
+    "steady_concurrency": 3.99, "client_busy": 0.1, "others_busy": 0.02, "stopped": None,
 }  # fmt: skip
 
 
@@ -26,6 +26,11 @@ def test_a_full_run_is_valid_and_says_what_nobody_checked() -> None:
 def test_each_demand_alone_makes_it_invalid(field: str, value: object, kind: str) -> None:
     found = judge(**GOOD | {field: value})
     assert not found["valid"] and found["kind"] == kind and len(found["reasons"]) == 1
+
+
+@pytest.mark.parametrize("mode", ["poisson", "batch"])
+def test_how_many_are_under_way_is_no_demand_where_requests_come_by_themselves(mode: str) -> None:
+    assert judge(**GOOD | {"mode": mode, "steady_concurrency": 0.5})["valid"]
 
 
 def test_one_failure_in_a_thousand_is_allowed() -> None:

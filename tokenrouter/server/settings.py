@@ -81,7 +81,8 @@ def read(overrides: Sequence[str]) -> tuple[ServeConfig, ClusterSpec]:
     if config.batching.launch_log and config.server.observe_s is not None:
         raise InputError("batching.launch_log=true: allowed with server.observe_s=null, as each observation would "
                          "carry all of it")
-    machines = (config.engine.options.get("server_args") or {}).get("nnodes", 1)
+    given = config.engine.options.get("server_args")
+    machines = given.get("nnodes", 1) if isinstance(given, dict) else 1
     if machines != 1 and config.cluster.on_death == "restart":
         raise InputError(f"cluster.on_death=restart: allowed with engine.options.server_args.nnodes={machines} is "
                          "fail, as the other machines' processes end with the one here")

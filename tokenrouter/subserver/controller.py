@@ -76,7 +76,7 @@ class Controller:
         then = self.plan.figures[self.index] if self.plan else None
         if then is None:
             return True
-        off = max(self.measured.drift(own, then), abs(active / self._active - 1))
+        off = max(self.measured.drift(own, then), abs(active / max(self._active, 1) - 1))
         return off > SMALL_DRIFT and off * (self.measured.steps - self._planned_at) >= PATIENCE
 
     def _complete(self) -> bool:
@@ -116,8 +116,9 @@ class Planned(LaunchPolicy):
         plan = self.controller.plan
         if plan is None:
             return 1
-        found = shrunk(lambda count: scaled(plan.B, plan.active, max(count, plan.active)), self.index, self.models,
-                       active)
+        alone = len(self.models) == 1  # else B is of the requests of several algorithms, and more than one's count asks for
+        found = shrunk(lambda count: scaled(plan.B, plan.active, count if alone else max(count, plan.active)),
+                       self.index, self.models, active)
         return min(found, self.thresholds(sum(active.values()))[self.index])
 
     def learn(self, step: Step, now: float) -> None:

@@ -135,7 +135,8 @@ class Scheduler:
     def _make_room(self, request: Request, tokens: int, chosen: set[str]) -> bool:
         """Room for `tokens` more of `request`: from the away first, then from later arrivals that are here.
 
-        The earliest arrival can take from everybody, so it always gets on, and with it the system.
+        Never from rows of this batch. So of the short appends the earliest arrival always gets on, and with it the
+        system; a prompt may have to wait until some of them end, and lets no later one take what it lacks.
         """
         while not self.engine.allocate(request.rid, tokens):
             victim = next(iter(self.away.values()), None)

@@ -101,7 +101,7 @@ def train(setup: Setup, options: Options) -> Path:
         joint = Joint(model.to(pair.small.device), head.to(pair.small.device), labeller.vocab_size)
         fitted = fit_jointly(joint, answers_of(pair, rows), held_answers(pair, rows), options, pair.state_file("joint"))
         folder = pair.folder / "base"
-        stored = model.to(AutoConfig.from_pretrained(path).dtype)
+        stored = model.to(AutoConfig.from_pretrained(path, revision=setup.revision("small")).dtype)
         stored.save_pretrained(folder)
         setup.tokenizer.save_pretrained(folder)
         described = weights.describe(folder.name, _context(stored))
