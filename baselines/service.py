@@ -195,8 +195,8 @@ def _run(pipe: Connection, spec_json: bytes, style_json: bytes, clients: int, se
 
 
 class _Outbox:
-    """To the driver. As a subserver's: tokens that follow others within TELL_S wait for the next ones of any request, as
-    each sending wakes the driver's threads; none waits beyond its request's end."""
+    """To the driver. As a subserver's: tokens that follow others within TELL_S wait for the next ones of any request,
+    as each sending wakes the driver's threads; none waits beyond its request's end."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._one = pipe, threading.Lock()

@@ -150,9 +150,8 @@ class Entry:
     def rank_key(self) -> str:
         """Entries are ranked among those with the same key only."""
         load = self.summary["load"]
-        shared = comparable_by(self.summary) | {name: load.get(name) for name in ("mode", "request_rate", "concurrency")}
-        if load["mode"] == "batch":
-            shared["num_requests"] = load["num_requests"]
+        sent = ["mode", "request_rate", "concurrency", *(["num_requests"] if load["mode"] == "batch" else [])]
+        shared = comparable_by(self.summary) | {name: load.get(name) for name in sent}
         return json.dumps(shared, sort_keys=True)
 
     def ratio(self, system: str) -> dict[str, Any] | None:

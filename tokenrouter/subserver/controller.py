@@ -116,7 +116,7 @@ class Planned(LaunchPolicy):
         plan = self.controller.plan
         if plan is None:
             return 1
-        alone = len(self.models) == 1  # else B is of the requests of several algorithms, and more than one's count asks for
+        alone = len(self.models) == 1  # else B is of several algorithms' requests, and more than one's count asks for
         found = shrunk(lambda count: scaled(plan.B, plan.active, count if alone else max(count, plan.active)),
                        self.index, self.models, active)
         return min(found, self.thresholds(sum(active.values()))[self.index])
