@@ -23,6 +23,7 @@ from tokenrouter.cluster.placement import plan_capacity
 from tokenrouter.cluster.spec import ClusterSpec
 from tokenrouter.core import InputError
 from tokenrouter.engine.base import ModelInfo
+from tokenrouter.subserver.idle import SPIN_S, own_core, spin
 
 
 class _Command(msgspec.Struct, array_like=True, tag=True):
@@ -71,6 +72,7 @@ class RemoteHost:
             name=f"host-{role}")
         self._process.start()
         theirs.close()  # so that its death ends the pipe
+        self._awake = _awake(spec, 0, style)  # who waits is where the first model is
         self.info: ModelInfo
         self.capacity, self.port = 0, 0
 
@@ -86,11 +88,11 @@ class RemoteHost:
 
     def step(self, asks: Sequence[Ask]) -> Reply:
         self._send(_Step(list(asks)))
-        return msgspec.msgpack.decode(self._pipe.recv_bytes(), type=Reply)
+        return msgspec.msgpack.decode(_receive(self._pipe, self._awake), type=Reply)
 
     def append(self, asks: Sequence[Ask]) -> None:
         self._send(_Append(list(asks)))
-        self._pipe.recv_bytes()
+        _receive(self._pipe, self._awake)
 
     def end(self, rids: Sequence[str]) -> None:
         self._send(_End(list(rids)))
@@ -178,14 +180,27 @@ def _run(pipe: Connection, spec_json: bytes, role: int, style_json: bytes) -> No
         return
     pipe.send_bytes(msgspec.msgpack.encode(ready))
     act: Callable[[Any], Reply | None] = server.act if server else lambda command: _act(host, command)
+    awake = _awake(spec, role, style)
     while True:
         try:
-            command = msgspec.msgpack.decode(pipe.recv_bytes(), type=_Commands)
+            command = msgspec.msgpack.decode(_receive(pipe, awake), type=_Commands)
         except (EOFError, OSError):
             return
         reply = act(command)
         if isinstance(command, (_Step, _Append)):
             pipe.send_bytes(msgspec.msgpack.encode(reply))
+
+
+def _awake(spec: ClusterSpec, role: int, style: Style) -> bool:
+    """Whether the process of this role waits without sleeping, as a subserver does; not where threads serve HTTP."""
+    alone = own_core(spec.hardware.pin, role, len(spec.models))
+    return alone and style.hosts == "apart" and spec.engine.kind != "emulated"
+
+
+def _receive(pipe: Connection, awake: bool) -> bytes:
+    if awake:
+        spin(pipe.poll, SPIN_S)
+    return pipe.recv_bytes()
 
 
 def _act(host: Host, command: Any) -> Reply | None:

@@ -136,12 +136,12 @@ def _check_routing(folder: Path, summary: Mapping[str, Any], config: Config, pro
                          f"{allowed:.3f}, as the committed profile has it")
 
 
-def _check_quality(folder: Path, summary: Mapping[str, Any], config: Config, known: Path = QUALITY) -> None:
+def _check_quality(folder: Path, summary: Mapping[str, Any], config: Config) -> None:
     """The interval of the share of right answers must meet that of bench/quality.py, at the same threshold."""
     sampling = summary["sampling"]
     if not summary["quality"] or summary["quality"]["value"] is None:
         return
-    file = known / f"{config.models.name}.json"
+    file = QUALITY / f"{config.models.name}.json"
     measured = json.loads(file.read_text()) if file.is_file() else {"data": None, "algorithms": {}}
     alone = {"small": "slm_only", "large": "llm_only"}.get(config.system.only or "")
     record = measured["algorithms"].get(alone or config.system.only or summary["algo"])

@@ -50,7 +50,7 @@ class WireMailbox(Outbox):
         super().__init__(index, epoch=1)
         self._wire, self._inbox = wire, inbox
 
-    def receive(self, timeout_s: float = 0.0) -> Iterator[tuple[int, m.Message]]:
+    def receive(self, timeout_s: float = 0.0, *, awake: bool = False) -> Iterator[tuple[int, m.Message]]:
         arrived, self._inbox[self.index] = self._inbox[self.index], []
         for data in arrived:
             envelope = msgspec.msgpack.decode(data, type=m.Envelope)

@@ -13,7 +13,7 @@ from baselines.calls import Calls
 from baselines.course import Course, Ended, Event, Tokens
 from baselines.host import PARTS, Ask, Host, Reply
 from baselines.remote import make_host
-from baselines.service import OfficialService, make_executor, serve
+from baselines.service import OfficialService, _Outbox, make_executor, serve
 from baselines.styles import IMPROVED, OFFICIAL, STD, STD_PLUS, Style, style_of
 from tests.baselines.conftest import EOS, VOCAB, MakeSpec
 from tests.serve import serve as send
@@ -253,3 +253,25 @@ def test_algorithms_without_released_code_need_a_style() -> None:
         style_of("r_stitch", None, improved=False)
     with pytest.raises(InputError, match=r"official\.like=x: "):
         style_of("entropy", "x", improved=False)
+
+
+def test_tokens_that_follow_others_wait_for_what_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+
+    class Pipe:
+        def send_bytes(self, data: bytes) -> None:
+            sent.append(len(msgspec.msgpack.decode(data)))
+
+    now = 1.0
+    monkeypatch.setattr("baselines.service.time.perf_counter", lambda: now)
+    outbox = _Outbox(Pipe())  # type: ignore[arg-type]
+    outbox.send([Tokens("r", 0, [5], 0)])
+    outbox.send([Tokens("r", 1, [6], 0)])
+    outbox.send([Tokens("s", 4, [6], 0)])
+    assert sent == [1]
+    now += 0.1
+    outbox.send([Tokens("r", 2, [7], 0)])
+    assert sent == [1, 3]
+    outbox.send([Tokens("r", 3, [8], 0)])
+    outbox.send([Ended("r", FinishReason.STOP, 4, 0, 0)])
+    assert sent == [1, 3, 2]

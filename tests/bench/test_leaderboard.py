@@ -107,6 +107,28 @@ def test_valid_run_becomes_an_entry_in_the_table(
     assert "79.2% [" in page and '<script src="http' not in page and "<link" not in page
 
 
+@pytest.mark.parametrize(("known", "refused"), [
+    ({}, False), ({"accuracy_ci95": [0.95, 0.99]}, True), ({"accuracy_ci95": [0.85, 0.99]}, False),
+    ({"accuracy_ci95": [0.1, 0.2]}, True), ({"accuracy_ci95": [0.95, 0.99], "threshold": 0.4}, False),
+])
+def test_answers_must_be_as_right_as_they_were_measured_to_be(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    known: dict[str, Any], refused: bool,
+) -> None:  # fmt: skip
+    """79.2 % of 48 are right; only the same threshold, data and way of drawing can say something of it."""
+    run = make(tmp_path / "run")
+    data = json.loads((run / "summary.json").read_text())["provenance"]["data_source"]
+    monkeypatch.setattr(submitting, "QUALITY", tmp_path)
+    algorithms = {"entropy": {"threshold": 0.5} | known} if known else {}
+    (tmp_path / "tiny.json").write_text(json.dumps({"data": data, "algorithms": algorithms}))
+    if refused:
+        with pytest.raises(InputError, match=r"quality 0\.792 \[.*allowed is an interval that meets"):
+            submit(run, tmp_path / "entries")
+        (tmp_path / "tiny.json").write_text(json.dumps({"data": "others", "algorithms": algorithms}))
+    assert submit(run, tmp_path / "entries")
+    assert ("to compare its quality with" in capsys.readouterr().err) is (known.get("accuracy_ci95") != [0.85, 0.99])
+
+
 def test_an_entry_is_never_overwritten_by_another(make: Make, tmp_path: Path) -> None:
     root, run = tmp_path / "entries", make(tmp_path / "run")
     [stored] = submit(run, root)

@@ -14,6 +14,7 @@ import msgspec
 from tokenrouter.cluster.spec import SubserverSpec
 from tokenrouter.core import InputError
 from tokenrouter.subserver import messages as m
+from tokenrouter.subserver.idle import own_core
 from tokenrouter.subserver.link import Link
 from tokenrouter.subserver.mailbox import Mailbox
 from tokenrouter.subserver.process import die_with_parent
@@ -112,7 +113,9 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
     lifecycle = Lifecycle(spec.index, mailbox, scheduler, algorithms, models, routers, control)
     routing = Routing(algorithms, routers, lifecycle, eos_token_ids=frozenset(start.eos_token_ids),
                       vocab_size=start.vocab_size)
-    subserver = Subserver(engine, mailbox, scheduler, lifecycle, routing, stats, alive)
+    # A process of real-time priority, as of emulated models, would keep the core from all others.
+    awake = engine_spec.kind != "emulated" and own_core(spec.cluster.hardware.pin, spec.index, len(spec.cluster.models))
+    subserver = Subserver(engine, mailbox, scheduler, lifecycle, routing, stats, alive, awake=awake)
     gc.collect()
     gc.freeze()  # the model's objects are never garbage: collections should not walk them
     subserver.run()

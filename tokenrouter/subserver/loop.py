@@ -13,6 +13,7 @@ import torch
 
 from tokenrouter.core import Request, Status
 from tokenrouter.engine.base import Engine, Row
+from tokenrouter.subserver.idle import SPIN_S
 from tokenrouter.subserver.lifecycle import Lifecycle
 from tokenrouter.subserver.mailbox import Mailbox
 from tokenrouter.subserver.messages import Scheduling
@@ -36,20 +37,23 @@ class LastStep(NamedTuple):
 
 class Subserver:
     def __init__(self, engine: Engine, mailbox: Mailbox, scheduler: Scheduler, lifecycle: Lifecycle,
-                 routing: Routing, stats: Stats, alive: Callable[[], bool]) -> None:
+                 routing: Routing, stats: Stats, alive: Callable[[], bool], *, awake: bool = False) -> None:
+        """`awake`: wait without sleeping, but not for longer than SPIN_S after the last step."""
         self.engine, self.mailbox, self.scheduler, self.policy = engine, mailbox, scheduler, scheduler.policy
         self.lifecycle, self.routing, self.stats, self.alive = lifecycle, routing, stats, alive
         self.policy.bind(mailbox, lifecycle.models)
         self.last: LastStep | None = None  # until it has been learnt from
         self.flushed = 0.0  # when everything was last sent
+        self.awake, self.worked = awake, 0.0  # when the last step was made
 
     @torch.inference_mode()
     def run(self) -> None:
         """Serve until told to stop, or until the parent process is gone."""
         while not self.lifecycle.stopping and self.alive():
             if not self.turn():
-                patience_s = self.scheduler.patience_s(self.lifecycle.counts, time.perf_counter())
-                self.receive(min(max(patience_s, 1e-3), IDLE_POLL_S))
+                now = time.perf_counter()
+                patience_s = self.scheduler.patience_s(self.lifecycle.counts, now)
+                self.receive(min(max(patience_s, 1e-3), IDLE_POLL_S), awake=self.awake and now - self.worked < SPIN_S)
         self.mailbox.flush()
 
     def turn(self) -> bool:
@@ -63,9 +67,9 @@ class Subserver:
             self.catch_up(idle=True)
         return bool(batch)
 
-    def receive(self, timeout_s: float = 0.0) -> None:
+    def receive(self, timeout_s: float = 0.0, *, awake: bool = False) -> None:
         """Everything that has arrived, whole bursts, before any launch is decided."""
-        for sender, message in self.mailbox.receive(timeout_s):
+        for sender, message in self.mailbox.receive(timeout_s, awake=awake):
             if isinstance(message, Scheduling):
                 self.policy.receive(sender, message, time.perf_counter())
             else:
@@ -96,6 +100,7 @@ class Subserver:
         moves = self.routing.settle(decided, self.stats) if decided else []
         now = time.perf_counter()
         step = Step(len(batch), moves, (now - start) * 1e3, decode, len(self.lifecycle.active))
+        self.worked = now
         self.policy.landed(step, now)
         self.mailbox.flush(peers_only=True)  # handoffs at once; what the front end is told goes out in `catch_up`
         self.last = LastStep(step, now, (start, time.perf_counter(), compute_s, len(batch), tokens, threshold))

@@ -10,6 +10,7 @@ import zmq
 
 from tokenrouter.core import InputError
 from tokenrouter.subserver.curve import Keys
+from tokenrouter.subserver.idle import spin
 from tokenrouter.subserver.link import Link
 from tokenrouter.subserver.messages import FRONT_END, Envelope, Message
 
@@ -77,11 +78,13 @@ class Mailbox(Outbox):
             self._keys.secure(socket, bound=kind == zmq.PULL)
         return socket
 
-    def receive(self, timeout_s: float = 0.0) -> Iterator[tuple[int, Message]]:
-        """(sender, message) for all that has arrived; waits up to `timeout_s` if nothing has."""
+    def receive(self, timeout_s: float = 0.0, *, awake: bool = False) -> Iterator[tuple[int, Message]]:
+        """(sender, message) for all that has arrived; waits up to `timeout_s` if nothing has, asleep or `awake`."""
         if self._unread:
             unread, self._unread = self._unread, []
             yield from unread
+        elif timeout_s > 0 and awake and self._link is None:
+            spin(self._readable, timeout_s)
         elif timeout_s > 0:
             self._wait(timeout_s)
         for data in self._arrived():
@@ -100,8 +103,12 @@ class Mailbox(Outbox):
                 return
         self._inbox.poll(max(1, round(timeout_s * 1000)))
 
+    def _readable(self) -> bool:
+        """Cheaper than the exception of an empty inbox."""
+        return bool(int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
     def _arrived(self) -> Iterator[bytes]:
-        while int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # cheaper than the exception of an empty inbox
+        while self._readable():
             data = self._inbox.recv(zmq.NOBLOCK)
             if self._link is not None and self._inbox.getsockopt(zmq.RCVMORE):
                 self._link.put(data, self._inbox.recv())
