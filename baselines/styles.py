@@ -71,7 +71,9 @@ def style_of(algorithm: str, like: str | None, *, improved: bool) -> Style:
     table = IMPROVED if improved else OFFICIAL
     name = like or algorithm
     if name not in table:
-        field = f"official.like={like}" if like else f"algo={algorithm}"
-        raise InputError(f"{field}: has no released code that is known here; allowed is one of {', '.join(table)}, or "
-                         "another algorithm executed like one of these (official.like=r2r)")
+        known = f"has no released code that is known here; allowed is one of {', '.join(table)}"
+        if like:
+            raise InputError(f"official.like={like}: {known}")
+        raise InputError(f"algo={algorithm}: {known}, or another algorithm executed like one of these "
+                         "(official.like=r2r)")
     return table[name]

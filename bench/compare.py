@@ -173,7 +173,8 @@ def quality(
 ) -> dict[str, Any]:
     """Of the first repeat, as answers of others are the same but for near ties; the difference over all of them."""
     found = repeats[0]["quality"] or {"value": None, "ci95": None}
-    row = {"quality": found["value"], "quality ci95": found["ci95"], "quality difference": None}
+    interval = found["ci95"] and [round(end, 4) for end in found["ci95"]]
+    row = {"quality": found["value"], "quality ci95": interval, "quality difference": None}
     if found["value"] is None or (first[0]["quality"] or {}).get("value") is None:
         return row
     means = [run["quality"]["value"] - other["quality"]["value"] for run, other in zip(repeats, first, strict=True)]

@@ -87,7 +87,8 @@ class LoadGenerator:
             if now - told < _TELL_S and (todo or active):
                 continue
             told, done = now, len(trace.records) - len(active)
-            self._watch(Progress(phase, done, len(jobs), len(active), tokens, now - trace.began))
+            unsent_s = at[-1] - (now - trace.began) if at and todo else 0.0
+            self._watch(Progress(phase, done, len(jobs), len(active), tokens, now - trace.began, max(unsent_s, 0.0)))
 
     def _send_due(self, todo: deque[Job], at: Sequence[float] | None, trace: Trace, active: dict[str, Record]) -> float:
         """Seconds that may be waited before it is to be asked again."""

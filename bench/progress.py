@@ -53,7 +53,9 @@ class ProgressView:
             self._bar.update(self._task, completed=now.done, rate=rate)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_EVERY_S
-            left = f", left: {now.elapsed_s / now.done * (now.total - now.done):.0f} s" if now.done else ""
+            left_s = now.elapsed_s / now.done * (now.total - now.done) if now.done else 0.0
+            left_s = max(left_s, now.least_left_s)
+            left = f", left: {left_s:.0f} s" if left_s else ""
             self._console.print(f"{now.phase}: {now.done}/{now.total} requests, {rate}{left}", highlight=False)
         self._phase = now.phase
 

@@ -41,7 +41,7 @@ class Record:
 
 @dataclass(slots=True)
 class Progress:
-    """Where a phase of the load stands."""
+    """Where a phase of the load stands. `least_left_s`: until the last request is sent, where that is known."""
 
     phase: str
     done: int
@@ -49,6 +49,7 @@ class Progress:
     active: int
     tokens: int
     elapsed_s: float
+    least_left_s: float = 0.0
 
 
 @dataclass(slots=True)

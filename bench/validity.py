@@ -1,6 +1,7 @@
 """Which results count, and which may be compared."""
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -31,8 +32,10 @@ def judge(
     short = []
     if duration_s < MIN_DURATION_S:
         short.append(f"measured {duration_s:.1f} s, a full run takes at least {MIN_DURATION_S:g} s")
-    if completed < MIN_REQUESTS_A_CLIENT * concurrency:
-        short.append(f"{completed} requests, a full run has at least {MIN_REQUESTS_A_CLIENT * concurrency}")
+    # Of requests that come by themselves, the clients that would have sent them (Little); all at once, there are none.
+    clients = {"closed": concurrency, "poisson": steady_concurrency}.get(mode, 0)
+    if completed < (least := math.ceil(MIN_REQUESTS_A_CLIENT * clients)):
+        short.append(f"{completed} requests, a full run has at least {least}")
     if mode == "closed" and steady_concurrency < FULL_SHARE * concurrency:
         reasons.append(f"mean concurrency {steady_concurrency:.2f} of {concurrency} in the steady window")
     if client_busy > MAX_CLIENT_BUSY:

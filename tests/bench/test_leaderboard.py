@@ -116,11 +116,14 @@ def test_answers_must_be_as_right_as_they_were_measured_to_be(
     known: dict[str, Any], refused: bool,
 ) -> None:  # fmt: skip
     """79.2 % of 48 are right; only the same threshold, data and way of drawing can say something of it."""
-    run = make(tmp_path / "run")
+    run = make(tmp_path / "run", values={"workload": {"max_tokens": None}})
     data = json.loads((run / "summary.json").read_text())["provenance"]["data_source"]
     monkeypatch.setattr(submitting, "QUALITY", tmp_path)
     algorithms = {"entropy": {"threshold": 0.5} | known} if known else {}
     (tmp_path / "tiny.json").write_text(json.dumps({"data": data, "algorithms": algorithms}))
+    cut = make(tmp_path / "cut")  # answers of at most 16 tokens
+    assert submit(cut, tmp_path / "cut-entries")
+    assert "to compare its quality with" in capsys.readouterr().err
     if refused:
         with pytest.raises(InputError, match=r"quality 0\.792 \[.*allowed is an interval that meets"):
             submit(run, tmp_path / "entries")

@@ -19,6 +19,7 @@ def shown(terminal: bool) -> str:
         view(Progress("warming up", 0, 4, 4, 0, 0.5))
         view(Progress("warming up", 1, 4, 3, 10, 1.0))
         view(Progress("measuring", 5, 20, 4, 3000, 2.0))
+        view(Progress("measuring", 5, 20, 0, 3000, 2.0, 90.0))
     return out.getvalue()
 
 
@@ -26,7 +27,7 @@ def test_plain_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(bench.progress, "_LINE_EVERY_S", 0.0)
     assert shown(terminal=False).splitlines() == [
         "warming up: 0/4 requests, 0 tok/s", "warming up: 1/4 requests, 10 tok/s, left: 3 s",
-        "measuring: 5/20 requests, 1,500 tok/s, left: 6 s"]
+        "measuring: 5/20 requests, 1,500 tok/s, left: 6 s", "measuring: 5/20 requests, 1,500 tok/s, left: 90 s"]
 
 
 def test_lines_come_now_and_then_only() -> None:

@@ -30,7 +30,8 @@ def test_each_demand_alone_makes_it_invalid(field: str, value: object, kind: str
 
 @pytest.mark.parametrize("mode", ["poisson", "batch"])
 def test_how_many_are_under_way_is_no_demand_where_requests_come_by_themselves(mode: str) -> None:
-    assert judge(**GOOD | {"mode": mode, "steady_concurrency": 0.5})["valid"]
+    assert judge(**GOOD | {"mode": mode, "steady_concurrency": 0.5, "completed": 5})["valid"]
+    assert judge(**GOOD | {"mode": mode, "steady_concurrency": 0.5, "completed": 4})["valid"] is (mode == "batch")
 
 
 def test_one_failure_in_a_thousand_is_allowed() -> None:
