@@ -216,7 +216,7 @@ class _Execution:
     def __init__(
         self, spec: ClusterSpec, style: Style, clients: int, servers: Sequence[ServerAt], send: Any
     ) -> None:
-        # A dispatcher too: it mostly waits for the first model, and free to run anywhere it takes a sixth longer.
+        # A dispatcher too: it mostly waits for the first model, and free to run anywhere it is a sixth slower.
         settle_in(spec, 0)
         self._send = send
         self._algorithm = spec.algorithms[0].build()
