@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from baselines.host import Ask, Host, Reply
+from baselines.host import Ask, Host, Reply, joined
 from baselines.styles import Style
 from tokenrouter.cluster.placement import plan_capacity
 from tokenrouter.cluster.spec import ClusterSpec
@@ -234,31 +234,32 @@ class _Server:
         return done.result()
 
     def _work(self) -> None:
+        steps: list[tuple[_Step, Future[Reply | None]]] = []  # under way
+        made: dict[str, Reply] = {}
         while True:
-            taken = [self._arrived.get()]
-            while not self._arrived.empty() and len(taken) < self._max_batch:
+            taken = [] if steps else [self._arrived.get()]
+            while not self._arrived.empty() and len(taken) + len(steps) < self._max_batch:
                 taken.append(self._arrived.get())
-            steps = [(command.asks, done) for command, done in taken if isinstance(command, _Step)]
             try:
                 for command, done in taken:
-                    if not isinstance(command, _Step):
+                    if isinstance(command, _Step):
+                        for ask in command.asks:
+                            self._host.begin(ask)
+                        steps.append((command, done))
+                    else:
                         done.set_result(_act(self._host, command))
                 if steps:
-                    self._step(steps)
+                    made |= self._host.turn()
+                for command, done in steps:
+                    if all(ask.rid in made for ask in command.asks):
+                        done.set_result(joined([made.pop(ask.rid) for ask in command.asks]))
             except Exception as error:
-                for _, done in taken:
+                for _, done in [*taken, *steps]:
                     if not done.done():
                         done.set_exception(error)
-
-    def _step(self, steps: Sequence[tuple[list[Ask], Future[Reply | None]]]) -> None:
-        """One pass for all; time and tokens are shared out evenly."""
-        reply = self._host.step([ask for asks, _ in steps for ask in asks])
-        place, share = 0, len(steps)
-        for asks, done in steps:
-            answers = reply.answers[place : place + len(asks)]
-            place += len(asks)
-            parts = {part: seconds / share for part, seconds in reply.parts.items()}
-            done.set_result(Reply(answers, reply.tokens // share, parts))
+                self._host.give_up()
+                made.clear()
+            steps = [(command, done) for command, done in steps if not done.done()]
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         act = self.act

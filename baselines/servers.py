@@ -44,9 +44,35 @@ class Launch(NamedTuple):
     environment: dict[str, str]
 
 
+class Sessions:
+    """SGLang's streaming sessions: a call has what comes behind its session's ids, whose KV stays until it is closed.
+
+    What a call generates would come before the next one's ids, and cannot be taken back there. So each asks for no
+    token at all: the server computes the same, and tells of the token that it does not choose.
+    """
+
+    def arguments(self, engine: EngineSpec) -> dict[str, Any]:
+        """What the server is started with."""
+        # Each session has one of the places of running requests, and each of a batch's calls finds one free.
+        return {"enable_streaming_session": True, "max_running_requests": 2 * engine.max_batch}
+
+    def opening(self, name: str) -> tuple[str, dict[str, Any]]:
+        """The path to which what is posted."""
+        return "/open_session", {"session_id": name, "streaming": True, "capacity_of_str_len": 0}  # the last has no use
+
+    def closing(self, name: str) -> tuple[str, dict[str, Any]]:
+        return "/close_session", {"session_id": name}
+
+    def body(self, whole: dict[str, Any], name: str) -> dict[str, Any]:
+        """Of a call in a session. `whole`: Server.body of the new ids, of which there may be none."""
+        return whole | {"session_params": {"id": name},
+                        "sampling_params": whole["sampling_params"] | {"max_new_tokens": 0}}
+
+
 class Server(Protocol):
     name: str
     hidden_states: bool  # whether it can give them
+    sessions: Sessions | None  # how it keeps a request's KV from call to call
     path: str  # to which a call is posted
 
     def launch(self, model: ModelSpec, engine: EngineSpec, sizes: Sizes, port: int, *, hidden: bool,
@@ -62,6 +88,7 @@ class Server(Protocol):
 class Sglang:
     name = "SGLang"
     hidden_states = True
+    sessions: Sessions | None = Sessions()
     path = "/generate"
 
     def launch(self, model: ModelSpec, engine: EngineSpec, sizes: Sizes, port: int, *, hidden: bool,
@@ -104,6 +131,7 @@ class _Generated(msgspec.Struct):
 class Vllm:
     name = "vLLM"
     hidden_states = False
+    sessions: Sessions | None = None
     path = "/v1/completions"
 
     def launch(self, model: ModelSpec, engine: EngineSpec, sizes: Sizes, port: int, *, hidden: bool,

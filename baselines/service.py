@@ -280,7 +280,7 @@ def make_executor(
 
 def _hosts(spec: ClusterSpec, style: Style, servers: Sequence[ServerAt]) -> list[Steps]:
     if servers:
-        return [ServedHost(spec, role, at) for role, at in enumerate(servers)]
+        return [ServedHost(spec, role, at, keep=style.keeps(role)) for role, at in enumerate(servers)]
     roles = range(len(spec.algorithms[0].roles))
     if style.hosts == "together":
         return [make_host(spec, role, style) for role in roles]

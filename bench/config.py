@@ -49,6 +49,7 @@ class LoadConfig(Strict, kw_only=True):
     mode: Literal["closed", "poisson", "batch"]
     via: Literal["inproc", "http"]
     concurrency: Positive
+    clients: Positive | None = None  # for the systems' options, which refer to it
     num_requests: Positive
     warmup: Natural
     seed: Seed

@@ -32,3 +32,10 @@ def curves(trace: Trace, reports: Sequence[Mapping[str, Any]], roles: Sequence[s
             total = np.histogram(at, edges, weights=np.array(report[field], float))[0]
             found[f"{name}/{role}"] = np.divide(total, steps, out=np.full(len(steps), np.nan), where=steps > 0)
     return found
+
+
+def glances(service: Any, roles: Sequence[str]) -> dict[str, float]:
+    """While the run goes on: batch_size/<role> and threshold_B/<role> of the last steps, if the service tells them."""
+    told = service.glance() if hasattr(service, "glance") else None
+    return {f"{name}/{role}": value for role, report in zip(roles, told or [], strict=False)
+            for name, value in report.items() if value is not None}

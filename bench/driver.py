@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.curves import curves
+from bench.curves import curves, glances
 from bench.files import request_rows, texts_of, write_config, write_requests, write_summary
 from bench.launches import write_launches
 from bench.load import LoadGenerator, arrivals
@@ -61,7 +61,7 @@ def execute(
 
             def watch(now: Progress) -> None:
                 view(now)
-                logger.live(now)
+                logger.live(now, lambda: glances(service, plan.roles))
 
             measured = measure(plan, service, watch)
         if isinstance(measured.trace.stopped, RuntimeError):  # said at once: grading what there is takes a moment

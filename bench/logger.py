@@ -19,7 +19,7 @@ _TABLE_COLUMNS = (
 
 
 class NoLogger:
-    def live(self, now: Progress) -> None: ...
+    def live(self, now: Progress, glance: Callable[[], Mapping[str, float]]) -> None: ...
 
     def finish(self, summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], over_time: pd.DataFrame,
                folder: Path) -> None: ...
@@ -57,8 +57,8 @@ class WandbLogger:
         for group in ("live", "run"):
             self._run.define_metric(f"{group}/*", step_metric=f"{group}/elapsed_s")
 
-    def live(self, now: Progress) -> None:
-        """A point of the live curves, once a second."""
+    def live(self, now: Progress, glance: Callable[[], Mapping[str, float]]) -> None:
+        """A point of the live curves, once a second. `glance`: more of it, where the system tells (bench/curves.py)."""
         if self._run is not None and now.phase == "measuring" and now.elapsed_s >= self._next_live:
             self._next_live = now.elapsed_s + _LIVE_EVERY_S
             self._guard(lambda: self._run.log({
@@ -66,6 +66,7 @@ class WandbLogger:
                 "live/tokens_per_s": now.tokens / max(now.elapsed_s, 1e-9),
                 "live/active": now.active,
                 "live/completed": now.done,
+                **{f"live/{name}": value for name, value in glance().items()},
             }))
 
     def finish(self, summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], over_time: pd.DataFrame,

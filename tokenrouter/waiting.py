@@ -1,11 +1,16 @@
 """Says now and then what is waited for."""
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
 
 FIRST_S, EVERY_S = 1.0, 5.0  # until the first line, and between two
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class Waiting:

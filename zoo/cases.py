@@ -16,10 +16,10 @@ from tokenrouter.cluster.spec import AlgorithmSpec, BatchingSpec
 from tokenrouter.core import Request, SamplingParams
 from tokenrouter.engine import load_engine
 from tokenrouter.engine.base import Engine, Row
+from tokenrouter.engine.routers import context_of
 from tokenrouter.interface import Algorithm, BaseRouter, LogitsOutput, RequestView, StepResult
 from tokenrouter.sampling import draw_of, sample
 from zoo.harness import InProcessCluster
-from zoo.offline import context_of
 from zoo.reference import Reference
 from zoo.setup import Setup
 from zoo.walk import Record

@@ -15,6 +15,7 @@ import msgspec
 from tokenrouter.cluster.spec import AlgorithmSpec, BatchingSpec, ClusterSpec, ModelSpec
 from tokenrouter.core import SamplingParams
 from tokenrouter.engine.base import Engine
+from tokenrouter.engine.routers import context_of
 from tokenrouter.interface import BaseRouter
 from tokenrouter.server.frontend import EndEvent, Event, Frontend, TokenEvent
 from tokenrouter.subserver import messages as m
@@ -25,7 +26,6 @@ from tokenrouter.subserver.policies import make_policy
 from tokenrouter.subserver.routing import Routing
 from tokenrouter.subserver.scheduler import Scheduler
 from tokenrouter.subserver.stats import Stats
-from zoo.offline import context_of
 from zoo.walk import Record
 
 

@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tokenrouter.core import InputError
+from tokenrouter.engine.routers import context_of
 from zoo import weights
 from zoo.cli import progress_bar
 from zoo.fit import TrainOptions
-from zoo.offline import Progress, context_of
+from zoo.offline import Progress
 from zoo.setup import Setup
 from zoo.tasks.rows import Task
 from zoo.walk import Record

@@ -11,17 +11,13 @@ import torch
 
 from tokenrouter.core import Request, SamplingParams
 from tokenrouter.engine.base import Engine, Row
-from tokenrouter.interface import Algorithm, BaseRouter, LogitsOutput, ModelContext, StepResult
+from tokenrouter.engine.routers import context_of
+from tokenrouter.interface import Algorithm, BaseRouter, LogitsOutput, StepResult
 from tokenrouter.proposals import propose
 from zoo.walk import Record, Walk
 
 Progress = Callable[[int], None]
 """Told how many requests have finished since it was last told."""
-
-
-def context_of(engine: Engine) -> ModelContext:
-    info = engine.info
-    return ModelContext(engine.device, info.vocab_size, info.hidden_size, info.eos_token_ids, engine.embed)
 
 
 def single(name: str = "model") -> Algorithm:

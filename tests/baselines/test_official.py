@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -12,13 +14,14 @@ import pytest
 from baselines.calls import Calls
 from baselines.course import Course, Ended, Event, Tokens
 from baselines.host import PARTS, Ask, Host, Reply
-from baselines.remote import make_host
+from baselines.remote import _Server, _Step, make_host
 from baselines.service import OfficialService, _Outbox, make_executor, serve
 from baselines.styles import IMPROVED, OFFICIAL, STD, STD_PLUS, Style, style_of
 from tests.baselines.conftest import EOS, VOCAB, MakeSpec
 from tests.serve import serve as send
 from tokenrouter.cluster.spec import AlgorithmSpec
-from tokenrouter.core import FinishReason, InputError
+from tokenrouter.core import FinishReason, InputError, SamplingParams
+from tokenrouter.engine.base import EngineOutput, Row
 from zoo.reference import compare
 from zoo.walk import Record
 
@@ -213,6 +216,60 @@ def test_processes_and_servers_tell_the_truth(
         parts = report["breakdown_ms"]
         assert set(parts) == {*PARTS, "others"} and min(parts.values()) >= 0 < parts["inference"]
         assert sum(parts.values()) == pytest.approx(sum(report["step_ms"]) / report["steps"])
+
+
+def test_a_server_answers_others_between_the_chunks_of_a_long_prompt(
+    make_spec: MakeSpec, pair: AlgorithmSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = {"long": [1 + i % 60 for i in range(200)], "short": [5, 6, 7]}
+    asks = {rid: Ask(rid, 0, ids, [], len(ids), SamplingParams(0, 9), {}) for rid, ids in prompts.items()}
+    alone = {rid: make_host(make_spec(pair), 0, STD).step([ask]).answers[0].token for rid, ask in asks.items()}
+    host = make_host(make_spec(pair), 0, STD)
+    server, passes, real = _Server(host, 16), list[list[str]](), host._engine.step
+
+    def step(rows: Sequence[Row]) -> EngineOutput:
+        passes.append([row.rid for row in rows])
+        while len(passes) == 1 and server._arrived.empty():
+            time.sleep(0.001)
+        return real(rows)
+
+    monkeypatch.setattr(host._engine, "step", step)
+    with ThreadPoolExecutor(2) as clients:
+        answers = [clients.submit(server.act, _Step([asks["long"]]))]
+        while not passes:
+            time.sleep(0.001)
+        answers.append(clients.submit(server.act, _Step([asks["short"]])))
+        replies = [answer.result(30.0) for answer in answers]
+    assert passes[0] == ["long"] and ["long", "short"] in passes[1:3] and len(passes) == 7  # chunks of 32
+    assert [reply.answers[0].token for reply in replies if reply] == [alone["long"], alone["short"]]
+    assert sum(reply.tokens for reply in replies if reply) == 203
+
+
+@pytest.mark.parametrize("style", [STD, STD_PLUS], ids=["std", "std_plus"])
+def test_requests_for_which_kv_has_no_room_wait_for_the_others(
+    make_spec: MakeSpec, pair: AlgorithmSpec, style: Style
+) -> None:
+    asks = [Ask(f"r{i}", 0, [1 + (i + j) % 60 for j in range(50)], [], 50, SamplingParams(0, 9), {}) for i in range(4)]
+    roomy = make_host(make_spec(pair), 0, style)
+    spec = make_spec(pair)
+    spec.engine = msgspec.structs.replace(spec.engine, capacity_tokens=128, chunk_tokens=64)  # of two requests
+    host, passes = make_host(spec, 0, style), []
+    for token in range(3):
+        replies = {}
+        for ask in asks:
+            host.begin(ask)
+        while len(replies) < len(asks):
+            made = host.turn()
+            passes.append(len(made))
+            replies |= made
+        answers = [replies[ask.rid].answers[0].token for ask in asks]
+        assert answers == [answer.token for answer in roomy.step(asks).answers]
+        ids = [[*ask.ids, answer] if style is STD else [answer] for ask, answer in zip(asks, answers, strict=True)]
+        asks = [Ask(ask.rid, 0 if style is STD else 50 + token, own, [], 50, ask.sampling, {})
+                for ask, own in zip(asks, ids, strict=True)]
+    assert passes == [2] * 6
+    with pytest.raises(RuntimeError, match="a KV pool of 128 tokens is too small for a request"):
+        host.step([Ask("r9", 0, [1] * 200, [], 200, SamplingParams(0, 9), {})])
 
 
 def test_a_death_is_heard_of_and_nothing_is_left(make_spec: MakeSpec, pair: AlgorithmSpec) -> None:

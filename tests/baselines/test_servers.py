@@ -6,7 +6,12 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +20,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from baselines.host import Ask
 from baselines.launch import Process, Processes, running
-from baselines.served import check, width
+from baselines.served import ServedHost, ServerAt, check, width
 from baselines.servers import SERVERS, Told, flags
 from bench.systems.std_servers import serve
 from tests.baselines.conftest import MakeSpec
@@ -87,6 +93,109 @@ def test_logits_are_products_with_the_output_table(tmp_path: Path) -> None:
         output_table(str(tmp_path), None)
 
 
+class Fake:
+    """Sessions as SGLang's, which may never have more than that; the likeliest token says what they have."""
+
+    def __init__(self, tokens: int, sessions: int) -> None:
+        self.held: dict[str, list[int]] = {}
+        self.calls: list[list[int]] = []  # ids of each
+        self.opened = Counter[str]()
+        self._room, self._one = (tokens, sessions), threading.Lock()
+
+    def answer(self, path: str, body: dict[str, Any]) -> bytes:
+        with self._one:
+            if path == "/open_session":
+                assert body["streaming"] and body["session_id"] not in self.held
+                self.held[body["session_id"]] = []
+                self.opened[body["session_id"]] += 1
+                return msgspec.json.encode(body["session_id"])
+            if path == "/close_session":
+                del self.held[body["session_id"]]
+                return b""
+            assert body["sampling_params"]["max_new_tokens"] == 0  # else its own token would come before the next ids
+            ids = self.held[body["session_params"]["id"]]
+            ids += body["input_ids"]
+            self.calls.append(body["input_ids"])
+            room = sum(map(len, self.held.values())), len(self.held)
+            assert all(used <= most for used, most in zip(room, self._room, strict=True)), room
+        time.sleep(0.005)  # others come meanwhile
+        top = [[-0.1, sum(ids) % 50, None], [-9.0, 50, None]]
+        return msgspec.json.encode({"meta_info": {"output_top_logprobs": [top], "prompt_tokens": len(ids),
+                                                  "cached_tokens": len(ids) - len(body["input_ids"])}})
+
+
+@pytest.fixture
+def fake() -> Iterator[tuple[Fake, ServerAt]]:
+    fake = Fake(100, 4)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = msgspec.json.decode(self.rfile.read(int(self.headers["Content-Length"])))
+            try:
+                status, answer = 200, fake.answer(self.path, body)
+            except (AssertionError, KeyError) as error:
+                status, answer = 400, repr(error).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield fake, ServerAt("sglang", f"http://127.0.0.1:{server.server_port}")
+    server.shutdown()
+    server.server_close()
+
+
+def kept(make_spec: MakeSpec, pair: AlgorithmSpec, at: ServerAt) -> ServedHost:
+    """Its server has room for 100 tokens and 4 sessions."""
+    routers = {role: {"_target_": "tokenrouter.interface.StayRouter"} for role in pair.roles}
+    spec = make_spec(msgspec.structs.replace(pair, routers=routers))
+    spec.engine.capacity_tokens, spec.engine.max_batch = 100, 4
+    return ServedHost(spec, 0, at, keep=True)
+
+
+def ask(rid: str, start: int, ids: list[int]) -> Ask:
+    return Ask(rid, start, ids, [], 1, SamplingParams(0, 9), {})
+
+
+def test_a_session_is_sent_new_tokens_only(
+    make_spec: MakeSpec, pair: AlgorithmSpec, fake: tuple[Fake, ServerAt]
+) -> None:
+    server, at = fake
+    host = kept(make_spec, pair, at)
+    replies = [host.step([ask("r0", start, ids)]) for start, ids in [(0, [3, 4, 5]), (3, [6]), (4, []), (4, [7, 8])]]
+    assert server.calls == [[3, 4, 5], [6], [], [7, 8]]
+    assert [reply.answers[0].token for reply in replies] == [12, 18, 18, 33]
+    host.end(["r0", "never heard of"])
+    assert not server.held
+    host.step([ask("r0", 0, [9])])  # another one of that name
+    assert server.calls[-1] == [9]
+
+
+def test_sessions_are_closed_where_a_server_would_have_no_room(
+    make_spec: MakeSpec, pair: AlgorithmSpec, fake: tuple[Fake, ServerAt]
+) -> None:
+    """Ten requests of 20 to 29 tokens at once, by more threads than there may be sessions."""
+    server, at = fake
+    host = kept(make_spec, pair, at)
+
+    def request(index: int) -> list[int]:
+        rid = f"r{index}"
+        tokens = [host.step([ask(rid, 0, [index] * 20)]).answers[0].token]
+        for length in range(20, 29):
+            tokens += [host.step([ask(rid, length, [index])]).answers[0].token]
+        host.end([rid])
+        return tokens
+
+    with ThreadPoolExecutor(10) as threads:
+        made = list(threads.map(request, range(10)))
+    assert made == [[index * length % 50 for length in range(20, 30)] for index in range(10)]
+    assert max(server.opened.values()) > 1 and not server.held
+
+
 def hidden(spec: ClusterSpec) -> ClusterSpec:
     """Its small router needs hidden states."""
     routers = {**spec.algorithms[0].routers, "small": {"_target_": "zoo.citer.router.CiterSmall",
@@ -101,6 +210,8 @@ def test_what_a_server_does_not_give_is_refused(make_spec: MakeSpec, pair: Algor
     message = r"system=std_vllm: vLLM's API does not give the hidden states .* algo=r2r needs .* 'small'; allowed are"
     with pytest.raises(InputError, match=message):
         check(hidden(spec), "vllm", "std_vllm")
+    with pytest.raises(InputError, match=r"system\.options\.sessions=true: vLLM's server has none; allowed is false"):
+        check(spec, "vllm", "std_vllm", sessions=True)
     with pytest.raises(InputError, match=r"system\.options\.server='tgi': allowed is one of sglang, vllm"):
         check(spec, "tgi", "std_tgi")
     spec.engine.kind = "emulated"

@@ -47,6 +47,9 @@ class FakeService:
         self.most_open = max(self.most_open, len(self.open))
         return rid
 
+    def glance(self) -> list[dict[str, Any]]:
+        return [{"batch_size": 1.5, "threshold_B": 1}, {"batch_size": None, "threshold_B": 2}]
+
     def abort(self, rid: str, reason: FinishReason = FinishReason.ABORT) -> None:
         self.aborted.append(rid)
         self._ended.append(EndEvent(rid, reason, self.open.pop(rid), 0, 0, None, time.perf_counter()))

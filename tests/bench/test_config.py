@@ -187,3 +187,14 @@ def test_the_command_refuses_a_file_for_its_folder(tmp_path: Path) -> None:
     done = command(tmp_path, "algo=entropy", "hydra.run.dir=file")
     assert done.returncode == 2
     assert done.stderr == "error: hydra.run.dir=file: File exists; allowed is a folder that can be written\n"
+
+
+@pytest.mark.parametrize(("load", "clients"), [
+    (["load.concurrency=3"], 3), (["load=batch", "load.num_requests=30"], 30),
+    (["load=poisson", "load.num_requests=9"], 9),
+])  # fmt: skip
+@pytest.mark.parametrize("system", ["std", "std_plus", "official", "official_improved"])
+def test_systems_expect_as_many_requests_at_once_as_the_load_can_send(
+    composed: Compose, load: list[str], clients: int, system: str
+) -> None:
+    assert composed(f"system={system}", *load)["system"]["options"]["clients"] == clients

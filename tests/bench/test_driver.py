@@ -245,8 +245,9 @@ def test_wandb_offline_gets_configuration_summary_requests_and_files(
     (stored,) = run.folder.glob("wandb/offline-run-*/run-*.wandb")
     content = stored.read_bytes()
     for part in (b"threshold", b"output_throughput", b"requests.table.json", b"summary.json", b"config.yaml",
-                 b"run/tokens_per_s"):
+                 b"run/tokens_per_s", b"live/batch_size/small", b"live/threshold_B/large"):
         assert part in content
+    assert b"live/batch_size/large" not in content  # no step has been made there
 
 
 def test_only_the_algorithms_models_are_used_in_its_order(composed: Compose) -> None:

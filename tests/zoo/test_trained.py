@@ -12,9 +12,9 @@ from tests.scripted import dummy
 from tests.zoo.algorithms import single
 from tests.zoo.trained import CITER, HIDDEN, KINDS, R2R, Kind, context, decode, pair, result
 from tokenrouter.core import InputError
+from tokenrouter.engine.routers import context_of
 from tokenrouter.interface import LogitsOutput, StepResult
 from zoo import weights
-from zoo.offline import context_of
 from zoo.reference import Reference
 from zoo.setup import Setup
 

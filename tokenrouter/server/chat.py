@@ -14,7 +14,8 @@ from rich.text import Text
 from tokenrouter.core import InputError
 from tokenrouter.server.client import add_url, check, connect, get, no_answer
 
-COLOURS = ("default", "bold red", "bold blue", "bold magenta", "bold yellow")  # by role: the first writes most
+# By role, of which the first writes most; with NO_COLOR what is left still differs.
+STYLES = ("default", "bold red", "underline blue", "bold underline magenta", "italic yellow")
 DONE = 0
 
 
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 def coloured(pieces: Sequence[tuple[str, int]]) -> Text:
     """Text with the role that wrote it, as a terminal shows it."""
-    return Text.assemble(*((text, COLOURS[role % len(COLOURS)]) for text, role in pieces))
+    return Text.assemble(*((text, STYLES[role % len(STYLES)]) for text, role in pieces))
 
 
 def _routing(threshold: str | None) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def _typed(console: Console) -> Iterator[str]:
 
 def _answer(console: Console, client: httpx.Client, body: dict[str, Any]) -> str:
     """Shows the answer as it comes; returns its text."""
-    text, counts = "", [0] * len(COLOURS)
+    text, counts = "", [0] * len(STYLES)
     routing: dict[str, Any] = {}
     try:
         with client.stream("POST", "/v1/chat/completions", json=body, timeout=None) as response:
@@ -80,7 +81,7 @@ def _answer(console: Console, client: httpx.Client, body: dict[str, Any]) -> str
                 routing = chunk["choices"][0].get("routing", {})
                 piece, roles = chunk["choices"][0]["delta"].get("content", ""), routing.get("token_models", [])
                 for role in roles:
-                    counts[role % len(COLOURS)] += 1
+                    counts[role % len(STYLES)] += 1
                 text += piece
                 console.print(coloured([(piece, roles[-1] if roles else 0)]), end="", soft_wrap=True)
     except httpx.HTTPError as error:

@@ -313,6 +313,13 @@ class Frontend:
         """One report a subserver, since the last reset (subserver/stats.py)."""
         return self._ask("stats")
 
+    def glance(self) -> list[dict[str, Any]] | None:
+        """Each subserver's recent batch size and its threshold B, as they were when this was last called: it waits for
+        nobody. None if not all have answered."""
+        last = self.reports("glance")
+        self.request_reports("glance")
+        return last
+
     def reset_stats(self) -> None:
         self._ask("reset_stats")
 

@@ -19,8 +19,7 @@ from tokenrouter.core import InputError
 from tokenrouter.server.app import Server
 from tokenrouter.server.guard import requests
 from tokenrouter.server.settings import ServerSettings, read
-from tokenrouter.server.start import say
-from tokenrouter.waiting import Waiting
+from tokenrouter.waiting import Waiting, say
 
 log = logging.getLogger("tokenrouter.server")
 DONE, FAILED = 0, 1

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 from types import FrameType
 
-from tokenrouter.waiting import Waiting
+from tokenrouter.waiting import Waiting, say
 
 DONE = 0
 
@@ -32,10 +31,6 @@ def run(args: argparse.Namespace) -> int:
             if isinstance(asked, _Terminated):
                 return DONE
             raise
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 class _Terminated(KeyboardInterrupt):

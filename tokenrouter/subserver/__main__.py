@@ -45,7 +45,7 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
 
     torch.set_num_threads(spec.cluster.hardware.threads)
     from tokenrouter.engine import load_engine
-    from tokenrouter.interface import ModelContext
+    from tokenrouter.engine.routers import set_up
     from tokenrouter.subserver.lifecycle import Lifecycle
     from tokenrouter.subserver.loop import Subserver
     from tokenrouter.subserver.planner import PlannerProcess
@@ -60,16 +60,13 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
                          dtype=model.dtype, load_format=model.load_format, capacity_tokens=spec.capacity_tokens,
                          **engine_spec.options_of(model.name))
     info = engine.info
-    context = ModelContext(engine.device, info.vocab_size, info.hidden_size, info.eos_token_ids, engine.embed)
     algorithms = [a.build() for a in spec.cluster.algorithms]
     models = [a.models for a in spec.cluster.algorithms]
     routers = {}
     for i, algorithm in enumerate(algorithms):
         if spec.index in models[i]:
             routers[i] = algorithm.router(algorithm.roles[models[i].index(spec.index)])
-            routers[i].setup(context)
-            if score := getattr(routers[i], "score", None):
-                setattr(routers[i], "score", engine.graphed(score))  # noqa: B010 - what declares it is the router
+            set_up(routers[i], engine)
 
     mailbox.post(m.FRONT_END, m.Ready(msgspec.to_builtins(info), engine.capacity().total))
     mailbox.flush()
@@ -97,6 +94,8 @@ def _serve(spec: SubserverSpec, mailbox: Mailbox) -> None:
                 **({} if policy.log is None else {"launches": msgspec.to_builtins(policy.log)}),
                 **msgspec.to_builtins(scheduler.counters), "engine": msgspec.to_builtins(engine.counters),
             }
+        if command == "glance":
+            return stats.recent() | {"threshold_B": policy.threshold(lifecycle.counts)}
         if command == "take_stats":
             report = control("stats")
             control("reset_stats")

@@ -5,6 +5,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+_RECENT_STEPS = 100
+
 
 @dataclass
 class Stats:
@@ -35,6 +37,11 @@ class Stats:
         """A routed row went to `role` (its own role: it stayed) and committed that many tokens."""
         self.transitions.setdefault(algorithm, [0] * roles)[role] += 1
         self.commits.setdefault(algorithm, [0] * roles)[role] += committed
+
+    def recent(self) -> dict[str, Any]:
+        """The mean batch size of the last steps; None before the first."""
+        sizes = self.batch_size[-_RECENT_STEPS:]
+        return {"batch_size": sum(sizes) / len(sizes) if sizes else None}
 
     def report(self) -> dict[str, Any]:
         return {

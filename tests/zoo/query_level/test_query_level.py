@@ -9,9 +9,10 @@ import torch
 from tests.scripted import dummy
 from tokenrouter.core import InputError, SamplingParams
 from tokenrouter.engine import load_engine
+from tokenrouter.engine.routers import context_of
 from tokenrouter.interface import Algorithm
 from zoo import weights
-from zoo.offline import Offline, context_of
+from zoo.offline import Offline
 from zoo.query_level.network import WinRate
 from zoo.query_level.router import KIND
 from zoo.query_level.train import Options, Rows, prompt_states, train_network

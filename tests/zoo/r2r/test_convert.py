@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from tests.scripted import dummy
 from tokenrouter.core import InputError
+from tokenrouter.engine.routers import context_of
 from zoo import weights
 from zoo.models.tokenizer import build
-from zoo.offline import context_of
 from zoo.r2r.convert import EMBEDDINGS, NETWORK, main, read
 from zoo.r2r.network import Features, R2RNetwork, Sizes
 from zoo.r2r.router import KIND
