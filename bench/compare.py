@@ -4,10 +4,11 @@ Every system serves the same requests, in turn (A B A B ...), each time started 
 are its own (algo=r2r workload=aime load.concurrency=4 ...). An override with several values is compared too, as in
 Hydra's sweeps: `load.via=inproc,http`, `batching=eager,optimal`; of several such, every combination. Ratios are to the
 first, paired by repeat and by request: the median over the repeats, and a 95 % bootstrap interval over repeats and
-requests. `out=FOLDER` names where the runs and comparison.json go (default: below results/runs); `markdown=FILE`,
-`csv=FILE` and `plot=FILE` write the table and a picture of it there. Ctrl-C and SIGTERM let the run under way write
-what it has, and show a table of those that are finished; the same command with `out=` goes on, repeating none of these.
-Exit codes as bench/run.py; 143 after SIGTERM.
+requests. `valid` has what speaks against single runs, and against comparing them: fewer than three repeats, runs that
+did not take turns, code that is not committed. `out=FOLDER` names where the runs and comparison.json go (default: below
+results/runs); `markdown=FILE`, `csv=FILE` and `plot=FILE` write the table and a picture of it there. Ctrl-C and SIGTERM
+let the run under way write what it has, and show a table of those that are finished; the same command with `out=` goes
+on, repeating none of these. Exit codes as bench/run.py; 143 after SIGTERM.
 """
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ from bench.series import (
     sweep,
     write_table,
 )
-from bench.validity import differences, unequal_lengths
+from bench.validity import differences, shortcomings, unequal_lengths
 from tokenrouter.config import Positive, Strict
 from tokenrouter.core import InputError
 
@@ -142,8 +143,9 @@ def folder_name(labels: Labels) -> str:
 def compare(
     compared: Sequence[Labels], runs: Sequence[Sequence[dict[str, Any]]], paired: Sequence[Paired],
 ) -> pd.DataFrame:
-    """One row each: medians over the repeats, and ratios to the first, of quality the difference."""
-    rows = []
+    """One row each: medians over the repeats, and ratios to the first, of quality the difference. `valid`: yes, or all
+    that speaks against it."""
+    rows, shared = [], shortcomings(runs)
     for labels, repeats, own in zip(compared, runs, paired, strict=True):
         row: dict[str, Any] = {**labels, "algo": repeats[0]["algo"], "repeats": len(repeats)}
         for label, field in MEASURES.items():
@@ -158,8 +160,8 @@ def compare(
         row["LLM tokens"] = round(statistics.median(fractions), 4)
         row |= quality(repeats, own, runs[0], paired[0])
         row["output tokens"] = repeats[0]["total_output_tokens"]
-        row["valid"] = "yes" if all(run["validity"]["valid"] for run in repeats) else (
-            "; ".join(sorted({reason for run in repeats for reason in run["validity"]["reasons"]})))
+        own_reasons = {reason for run in repeats for reason in run["validity"]["reasons"]}
+        row["valid"] = "; ".join([*sorted(own_reasons), *shared]) or "yes"
         rows.append(row)
     return pd.DataFrame(rows)
 

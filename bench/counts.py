@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,30 @@ def spec(policy: Any) -> Any:
 
 
 def main(words: list[str]) -> int:
+    from rich.console import Console
+
+    from bench.progress import ProgressView
+    from bench.records import Progress
     from tokenrouter.cluster.cluster import Cluster
     from tokenrouter.core import SamplingParams
+    from tokenrouter.server.frontend import TokenEvent
 
     given = {"requests": "10000", "policy": "hold", "seed": "0"} | dict(word.split("=", 1) for word in words)
-    rng, sent, aborts, rests = random.Random(int(given["seed"])), 0, 0, 0
-    with Cluster(spec(given["policy"])) as cluster:
-        frontend = cluster.frontend
-        while sent < int(given["requests"]):
+    total = int(given["requests"])
+    rng, sent, aborts, rests, tokens = random.Random(int(given["seed"])), 0, 0, 0, 0
+    with Cluster(spec(given["policy"])) as cluster, ProgressView(Console(stderr=True)) as view:
+        frontend, began = cluster.frontend, time.monotonic()
+        while sent < total:
             rids = [frontend.submit([rng.randrange(1, 32) for _ in range(rng.randint(1, 60))],
                                     SamplingParams(rng.randrange(2**40), rng.randint(1, 60)), "me")
                     for _ in range(BURST)]
             sent += len(rids)
             doomed = rng.sample(rids, BURST // 10)
             while frontend.num_open:
-                frontend.poll(0.02)
+                events = frontend.poll(0.02)
+                tokens += sum(len(event.token_ids) for event in events if isinstance(event, TokenEvent))
+                view(Progress("counting", sent - frontend.num_open, max(total, sent), frontend.num_open, tokens,
+                              time.monotonic() - began))
                 if doomed and rng.random() < 0.3:
                     frontend.abort(doomed.pop())
                     aborts += 1

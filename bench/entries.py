@@ -1,19 +1,21 @@
 """Committed results: one folder an entry, results/entries/<algo>/<models>/<hardware>/<date>-<commit>-<config>/.
 
 An entry is a run's `summary.json` and `config.yaml`, and, where the run was one of a comparison, `comparison.json`:
-what it was compared with in the same hours on the same machine, [{system, ratio, low, high, repeats}].
+what it was compared with in the same hours on the same machine, [{system, ratio, low, high, repeats}], and
+`repeats.json`: the tokens/s of each of its repeats, which older entries lack.
 """
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import yaml  # type: ignore[import-untyped]
 from msgspec import Meta, Struct
 
 from bench.metrics import LATENCIES, STATISTICS
@@ -129,13 +131,41 @@ class Against(Struct):
 
 class _Comparison(Struct):
     comparison: list[Against]
+    repeats: list[PositiveFloat]
+
+
+class _Algo(Struct):
+    weights: list[float] | str | None = None  # ME's; a file of others
+
+
+class _Batching(Struct):
+    policy: str
+    B: list[Positive]
+
+
+class _Config(Struct):
+    """What of a config.yaml is shown."""
+
+    algo: _Algo
+    batching: _Batching
 
 
 @dataclass(frozen=True)
 class Entry:
     folder: Path
     summary: Mapping[str, Any]
-    comparison: list[dict[str, Any]] = field(default_factory=list)
+    config: Mapping[str, Any]
+    comparison: Sequence[Mapping[str, Any]] = ()
+    repeats: Sequence[float] = ()
+
+    @property
+    def models(self) -> str:
+        """The configuration's name, as in conf/models."""
+        return self.folder.parent.parent.name
+
+    @property
+    def hardware(self) -> str:
+        return self.folder.parent.name
 
     @property
     def evidence(self) -> str:
@@ -151,10 +181,11 @@ class Entry:
         """Entries are ranked among those with the same key only."""
         load = self.summary["load"]
         sent = ["mode", "request_rate", "concurrency", *(["num_requests"] if load["mode"] == "batch" else [])]
-        shared = comparable_by(self.summary) | {name: load.get(name) for name in sent}
+        shared = comparable_by(self.summary) | {"engine": self.summary["engine"]} | {
+            name: load.get(name) for name in sent}
         return json.dumps(shared, sort_keys=True)
 
-    def ratio(self, system: str) -> dict[str, Any] | None:
+    def ratio(self, system: str) -> Mapping[str, Any] | None:
         """Of this entry's throughput to that system's."""
         return next((row for row in self.comparison if row["system"] == system), None)
 
@@ -168,10 +199,14 @@ def load_entries(root: Path = ROOT) -> list[Entry]:
 
 
 def read_entry(folder: Path) -> Entry:
-    comparison = folder / "comparison.json"
-    rows = _read(comparison) if comparison.is_file() else []
-    _check(comparison, {"comparison": rows}, _Comparison)
-    return Entry(folder, read_summary(folder), rows)
+    found: dict[str, Any] = {"comparison": [], "repeats": []}
+    for name in found:
+        if (file := folder / f"{name}.json").is_file():
+            found[name] = _read(file)
+            _check(file, found, _Comparison)
+    config = _read(file := folder / "config.yaml", yaml.safe_load)
+    _check(file, config, _Config)
+    return Entry(folder, read_summary(folder), config, **found)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -207,10 +242,10 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
-def _read(file: Path) -> Any:
+def _read(file: Path, parse: Callable[[str], Any] = json.loads) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return parse(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise InputError(f"{file}: allowed is the folder of a run, with its {file.name} ({error})") from None
 
 

@@ -86,6 +86,8 @@ def judge(changed: float, reports: list[Any], new: int) -> tuple[int | None, flo
 
 
 def main(words: list[str]) -> int:
+    from bench.progress import waiting
+
     given = {"N": "8", "before": "0.35", "after": "0.1", "seconds": "12", "policy": "optimal", "repeats": "3"}
     try:
         given |= dict(word.split("=", 1) for word in words)
@@ -99,7 +101,9 @@ def main(words: list[str]) -> int:
                   title=f"N = {N}: best B {old} for p = {chances['before']:g}, {new} for p = {chances['after']:g}")
     late = 0
     for repeat in range(repeats):
-        steps, share, before = judge(*follow(N, chances, seconds, given["policy"], repeat), new[1])
+        with waiting(Console(stderr=True), f"repeat {repeat + 1} of {repeats}, {2 * seconds:g} s each"):
+            changed, reports = follow(N, chances, seconds, given["policy"], repeat)
+        steps, share, before = judge(changed, reports, new[1])
         table.add_row(str(repeat), str(before), "never" if steps is None else str(steps), f"{share:.0%}")
         late += steps is None or steps > 200
     Console().print(table)

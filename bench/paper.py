@@ -11,12 +11,14 @@ which the output names; `models=... engine=sglang` runs the same on GPUs. Option
     only=[a,b]     only cells with these labels: on an axis any of those given, of several axes all
     repeats=3      turns of each cell; fewer than 3 are no valid comparison
     minutes=1.2    how long the fastest of the compared cells measures; all serve the same requests, 10 a client or more
-    longest=6      minutes after which a slower one ends, having served the first of these requests
+    longest=6      minutes after which a slower one ends, having served the first of these requests, one a client at
+                   least: fewer than 10 are not valid
     requests=8     so many requests in each cell instead: to try it out
     on=gpu         GPU cells instead of the analogues; implied by engine=sglang and hardware.device=cuda
     out=FOLDER     for runs and tables (default: results/runs/paper)
-    keep           a word of its own: tables also go to results/paper/measured/ and from there to docs/reproduction.md;
-                   what was kept of other cells stays, but for those with which the measured ones are compared
+    keep           a word of its own: tables whose cells are through also go to results/paper/measured/ and from there
+                   to docs/reproduction.md; what was kept of other cells stays, but for those with which the measured
+                   ones are compared
     dry            a word of its own: nothing is run; what is there already, and what is predicted
 
 `list` prints the tables with the number of their cells. Runs that are there already are not repeated, so an interrupted
@@ -88,8 +90,6 @@ def main(words: Sequence[str]) -> None:
         return
     failed = [table.name for table in tables
               if not make(table, selected[table.name], options, overrides, "keep" in given)]
-    if "keep" in given:
-        document.write(MEASURED)
     if failed:
         print(f"error: cells failed in {', '.join(failed)}", file=sys.stderr)
         raise RunFailed(1)
@@ -97,20 +97,26 @@ def main(words: Sequence[str]) -> None:
 
 def make(table: Description, found: list[Cell], options: Options, overrides: Sequence[str], kept: bool) -> bool:
     """Runs the cells `found` of a table and writes its files, with all that is there; whether no cell failed."""
-    series = Series(table, options, overrides)
-    outcomes = series.prepare(cells(table, hardware(options, overrides)))
+    series, on = Series(table, options, overrides), hardware(options, overrides)
+    outcomes = series.prepare(cells(table, on))
+    if not outcomes:
+        print(f"{table.name}: nothing to run on {on.upper()}s: {table.left_out}", file=sys.stderr)
+        return True
     try:
         series.execute([outcome for outcome in outcomes if outcome.cell in found])
     except Interrupted as stopped:
         stopped.kept = f"finished runs and a table of them stay in {options.out}; the same command goes on"
         raise
     finally:
+        new = [outcome.cell for outcome in outcomes if outcome.summaries]
         series.collect(outcomes)
         frame = tabulate(table, outcomes)
         save(table, frame, Path(options.out))
-        if kept:
-            earlier = document.read(table, MEASURED)
-            save(table, frame if earlier is None else completed(frame, earlier, outcomes), MEASURED)
+    if kept:
+        earlier = document.read(table, MEASURED)
+        every = [outcome.cell for outcome in outcomes]
+        save(table, frame if earlier is None else completed(table, frame, earlier, every, new), MEASURED)
+        document.write(MEASURED)
     known = frame[frame[["paper", "predicted", "measured"]].notna().any(axis=1)]
     print(document.readable(table, known).to_string(index=False))
     print(f"files: {Path(options.out) / table.name}.csv, .md, .png", flush=True)

@@ -9,8 +9,10 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from bench.checkout import checkout
 from bench.config import RunConfig, validate
 from bench.records import Job
 from tokenrouter.cluster.build import hardware_spec, model_specs, shared_tokenizer
@@ -27,7 +29,8 @@ from zoo.tasks.workload import Workload, load_workload
 
 @dataclass(frozen=True)
 class Plan:
-    """`values`: the resolved configuration as it was given. `jobs` are measured, `warmup` ones precede them."""
+    """`values`: the resolved configuration as it was given. `jobs` are measured, `warmup` ones precede them.
+    `checkout`: of the code that does so (bench/checkout.py)."""
 
     values: Mapping[str, Any]
     config: RunConfig
@@ -36,6 +39,7 @@ class Plan:
     tokenizer: PreTrainedTokenizerBase | None  # None: tokens stand for no text
     warmup: list[Job]
     jobs: list[Job]
+    checkout: tuple[str | None, bool | None]
 
     @property
     def roles(self) -> list[str]:
@@ -54,7 +58,7 @@ def prepare(values: Mapping[str, Any], *, here: bool = True) -> Plan:
     context, capacity = min(_contexts(config, cluster)), min(plan_capacity(cluster))
     tokenizer = _tokenizer(config, cluster)
     load = config.load
-    tokenize = None if tokenizer is None else partial(_prompt, tokenizer)
+    tokenize = None if tokenizer is None else partial(_prompt, str(config.models.tokenizer), tokenizer)
     workload = load_workload(
         config.workload, embedded=config.models.embedded, n=load.num_requests, seed=load.seed, tokenize=tokenize)
     count = load.num_requests + load.concurrency * load.warmup
@@ -62,7 +66,8 @@ def prepare(values: Mapping[str, Any], *, here: bool = True) -> Plan:
     _check_ids(jobs, emulated.VOCAB_SIZE if tokenizer is None else len(tokenizer))
     _check_lengths(jobs, context)
     _check_room(jobs, capacity, config.engine)
-    return Plan(values, config, cluster, workload, tokenizer, jobs[load.num_requests :], jobs[: load.num_requests])
+    return Plan(values, config, cluster, workload, tokenizer, jobs[load.num_requests :], jobs[: load.num_requests],
+                checkout())
 
 
 def cluster_spec(config: RunConfig, values: Mapping[str, Any]) -> ClusterSpec:
@@ -124,7 +129,10 @@ def _job(config: RunConfig, workload: Workload, tokenize: Tokenize | None, index
     task, sample = workload.draw(index)
     prompt: Any = task.prompt_ids
     if prompt is None and tokenize is not None:
-        prompt = tokenize(task.prompt_messages)
+        try:
+            prompt = tokenize(task.prompt_messages)
+        except InputError as error:
+            raise InputError(f"problem {task.id}: {error}") from None
     fields = msgspec.to_builtins(config.sampling)
     fields["ignore_eos"] |= task.ignore_eos
     sampling = SamplingParams(
@@ -133,8 +141,13 @@ def _job(config: RunConfig, workload: Workload, tokenize: Tokenize | None, index
     return Job(task, sample, list(prompt), sampling)
 
 
-def _prompt(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
-    ids: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+def _prompt(model: str, tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
+    try:
+        ids: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    except TemplateError as error:  # templates raise it about roles and their order
+        roles, reason = ", ".join(dict.fromkeys(message["role"] for message in messages)), " ".join(str(error).split())
+        raise InputError(f"models.tokenizer={model!r}: its chat template refuses {len(messages)} messages ({roles}): "
+                         f"{reason}; allowed is one that takes them") from None
     return list(ids)
 
 

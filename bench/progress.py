@@ -56,7 +56,8 @@ class ProgressView:
             left_s = now.elapsed_s / now.done * (now.total - now.done) if now.done else 0.0
             left_s = max(left_s, now.least_left_s)
             left = f", left: {left_s:.0f} s" if left_s else ""
-            self._console.print(f"{now.phase}: {now.done}/{now.total} requests, {rate}{left}", highlight=False)
+            self._console.print(f"{now.phase}: {now.done}/{now.total} requests, {rate}{left}", highlight=False,
+                                soft_wrap=True)
         self._phase = now.phase
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,10 +17,6 @@ from bench.plan import Plan
 from tokenrouter.cluster.models import revision
 from tokenrouter.paths import resolve
 
-_ROOT = Path(__file__).parents[1]
-_READ = (".", ":!docs", ":!results/paper/measured")  # not what no run reads, but tables are written to
-_NEW = ("conf", "zoo", "tokenrouter", "baselines", "bench", "hydra_plugins")  # where a run would find new files
-
 
 def provenance(plan: Plan, command: str | None) -> dict[str, Any]:
     """The provenance of a summary; every field a plain value. `command`: what gave it, None if it was no command.
@@ -29,7 +24,7 @@ def provenance(plan: Plan, command: str | None) -> dict[str, Any]:
     `config_hash` stands for all settings that can change a result, `models_hash` for all models of the group, used or
     not, so that algorithms with different roles can be compared.
     """
-    sha, dirty = _git()
+    sha, dirty = plan.checkout  # not of what may have been edited since
     return {
         "command": command,
         "evidence": evidence(plan.config.engine.kind, plan.config.hardware.link),
@@ -61,20 +56,6 @@ def config_hash(values: Mapping[str, Any]) -> str:
     return _digest({name: value for name, value in values.items() if name != "logger"})
 
 
-def in_history(sha: str) -> bool | None:
-    """Whether the checkout knows this commit; None where this is no checkout, or not one of the whole history."""
-    try:
-        if not (_ROOT / ".git").exists() or _ask("rev-parse", "--is-shallow-repository") == "true":
-            return None
-    except (OSError, subprocess.SubprocessError):
-        return None
-    try:
-        _ask("cat-file", "-e", f"{sha}^{{commit}}")
-    except subprocess.SubprocessError:
-        return False
-    return True
-
-
 def _models_hash(plan: Plan) -> str:
     emulated = plan.config.engine.options if plan.config.engine.kind == "emulated" else None  # these are the models
     found = {
@@ -86,24 +67,6 @@ def _models_hash(plan: Plan) -> str:
 
 def _digest(plain: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _git() -> tuple[str | None, bool | None]:
-    """The checkout's commit and whether files that a run may read differ from it, new ones included; None where this is
-    none."""
-    if not (_ROOT / ".git").exists():
-        return None, None
-    try:
-        changed = _ask("status", "--porcelain", "--untracked-files=no", "--", *_READ)
-        new = _ask("ls-files", "--others", "--exclude-standard", "--", *_NEW)
-        return _ask("rev-parse", "HEAD"), bool(changed or new)
-    except (OSError, subprocess.SubprocessError):
-        return None, None
-
-
-def _ask(*words: str) -> str:
-    done = subprocess.run(["git", "-C", str(_ROOT), *words], capture_output=True, text=True, timeout=10, check=True)
-    return done.stdout.strip()
 
 
 def _cpu() -> str:

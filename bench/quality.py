@@ -4,7 +4,7 @@
 
 The two models alone, the given algorithms at the thresholds in conf/algo/, and the oracle: the large model's answers,
 of whose tokens it writes only those that the small model would not have proposed. `algo.field=value` goes to the given
-algorithms.
+algorithms. An interrupted command goes on when it is given again.
 """
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.progress import Progress as Bar
 from rich.table import Table
 
 from tokenrouter.core import InputError
 from tokenrouter.engine.base import Engine
 from zoo.cli import convert, progress_bar, run, split_arguments
-from zoo.offline import Offline, teacher_forced
+from zoo.offline import Offline, Progress, teacher_forced
+from zoo.points import Points, identity, outcome_of, plain
 from zoo.quality import Outcome, as_row, measure
 from zoo.setup import Setup
 from zoo.walk import Record
@@ -35,13 +37,14 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     out: str = ""
 
 
-def oracle(small: Engine, records: Sequence[Record], llm: Outcome) -> Outcome:
+def oracle(small: Engine, records: Sequence[Record], llm: Outcome, progress: Progress) -> Outcome:
     """The outcome of replacing exactly the proposals that differ from the large model's."""
     vocab_size, differing, total = small.info.vocab_size, 0, 0
     for (logits, _), record in zip(teacher_forced(small, records), records, strict=True):
         proposals = logits[:, :vocab_size].argmax(dim=-1).tolist()
         differing += sum(p != token for p, token in zip(proposals, record.token_ids, strict=True))
         total += len(record.token_ids)
+        progress(1)
     return Outcome(llm.correct, differing / total, differing / total, llm.tokens)
 
 
@@ -61,29 +64,38 @@ def main(arguments: list[str]) -> None:
     length = max(len(setup.prompt(task)) for task in tasks) + workload.max_tokens
     roles = {"small", "large", *(role for one in setups.values() for role in one.algorithm.roles)}
     engines = {role: setup.engine(role, options.decode_batch, length) for role in sorted(roles)}
-    outcomes: dict[str, Outcome] = {}
-    answers: list[Record] = []
-    with progress_bar() as bar:
-        for name in names:
-            algorithm = setups[name].algorithm
-            offline = Offline(algorithm, [engines[role] for role in algorithm.roles], batch_size=options.decode_batch)
-            large = algorithm.roles.index("large") if "large" in algorithm.roles else None
-            task = bar.add_task(name, total=len(tasks))
-            outcomes[name], records = measure(setup, workload, tasks, offline, large, partial(bar.advance, task))
-            if name == "llm_only":
-                answers = records
-    outcomes["oracle"] = oracle(engines["small"], answers, outcomes["llm_only"])
-    thresholds = {name: setups[name].config["algo"].get("threshold") for name in names}
-    rows = {
-        name: {"threshold": thresholds.get(name), **as_row(outcome, outcomes["llm_only"])}
-        for name, outcome in outcomes.items()
-    }
+    about = {"data": workload.data_source, "problems": len(tasks), "batch": options.decode_batch,
+             "alone": [identity(setups[name]) for name in ("slm_only", "llm_only")]}
     file = Path(options.out or f"results/quality/{setup.config['models']['name']}.json")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({
-        "models": {role: {"id": setup.model_name(role), "params": engines[role].info.num_params} for role in engines},
-        "data": workload.data_source, "problems": len(tasks), "seed": options.seed, "algorithms": rows,
-    }, indent=1) + "\n")
+
+    def decode(name: str, bar: Bar) -> dict[str, Any]:
+        algorithm = setups[name].algorithm
+        offline = Offline(algorithm, [engines[role] for role in algorithm.roles], batch_size=options.decode_batch)
+        large = algorithm.roles.index("large") if "large" in algorithm.roles else None
+        task = bar.add_task(name, total=len(tasks))
+        outcome, records = measure(setup, workload, tasks, offline, large, partial(bar.advance, task))
+        if name != "llm_only":
+            return {"outcome": plain(outcome)}
+        task = bar.add_task("oracle", total=len(tasks))
+        return {"outcome": plain(outcome),
+                "oracle": plain(oracle(engines["small"], records, outcome, partial(bar.advance, task)))}
+
+    with Points("quality", about) as kept:
+        with progress_bar() as bar:
+            found = {name: kept.get(identity(setups[name]), partial(decode, name, bar)) for name in names}
+        outcomes = {name: outcome_of(point["outcome"]) for name, point in found.items()}
+        outcomes["oracle"] = outcome_of(found["llm_only"]["oracle"])
+        thresholds = {name: setups[name].config["algo"].get("threshold") for name in names}
+        rows = {
+            name: {"threshold": thresholds.get(name), **as_row(outcome, outcomes["llm_only"])}
+            for name, outcome in outcomes.items()
+        }
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({
+            "models": {role: {"id": setup.model_name(role), "params": engine.info.num_params}
+                       for role, engine in engines.items()},
+            "data": workload.data_source, "problems": len(tasks), "seed": options.seed, "algorithms": rows,
+        }, indent=1) + "\n")
     _print(rows, workload.data_source, file)
 
 

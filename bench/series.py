@@ -99,8 +99,8 @@ def _is_list(hint: Any) -> bool:
 
 
 def finished(folder: Path, overrides: Sequence[str]) -> dict[str, Any] | None:
-    """The summary of the run with these overrides, if `folder` has it and it was not interrupted and did not fail on
-    its way. InputError where the folder holds another run."""
+    """The summary of the run with these overrides, if `folder` has it, it was not interrupted, did not fail on its way,
+    and some request was answered. InputError where the folder holds another run."""
     file = folder / "summary.json"
     if not file.is_file():
         return None
@@ -109,7 +109,7 @@ def finished(folder: Path, overrides: Sequence[str]) -> dict[str, Any] | None:
     if command != asked:
         raise InputError(f"out={folder.parent}: holds the run {folder.name} of {command!r}, not of {asked!r}; "
                          "allowed is another folder")
-    return None if ended_early(summary) else summary
+    return None if ended_early(summary) or not summary["completed"] else summary
 
 
 def run(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 A run must be valid (see `validity` in its summary.json), made from a clean commit of this repository, and route as the
 committed profile of its algorithm, models and workload says, and answer as well as results/quality has it, if these are
-of the same threshold and data. The figures of its
-summary must be those that its requests.jsonl and config.yaml give again (bench/recount.py). Of a comparison
-(bench/compare.py systems=[...]) every system is added, with its ratios to the others; what is stored of a system is the
-repeat with the median throughput. Exit code 2 says why a folder was refused; then nothing of it is added. An entry that
-is there already stays as it is. LEADERBOARD.md and .html, and the README's table, are written anew.
+of the same threshold and data. The figures of its summary must be those that its requests.jsonl and config.yaml give
+again (bench/recount.py). Of a comparison (bench/compare.py systems=[...]) every system is added, with its ratios to the
+others and the throughput of its repeats; the run that is stored is the repeat with the median throughput, of an even
+number the slower of the middle two. Exit code 2 says why a folder was refused; then nothing of it is added. An entry
+that is there already stays as it is. LEADERBOARD.md and .html, and the README's table, are written anew.
 """
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not bench/, whose modules would hide others
 
+from bench.checkout import in_history
 from bench.entries import NAME, NAME_WORDS, ROOT, hardware_name, load_entries, read_summary
 from bench.leaderboard import write
-from bench.provenance import in_history
 from bench.recount import Config, read_config, recount
-from bench.validity import differences, in_turns, unequal_lengths
+from bench.validity import MIN_REPEATS, differences, out_of_turn, unequal_lengths
 from tokenrouter.core import InputError
 
 PROFILES = ROOT.parent / "profiles"
 QUALITY = ROOT.parent / "quality"
 SYSTEMS = ROOT.parents[1] / "conf" / "system"
 ROUTED_TOLERANCE = 0.15  # of the profile's share, and a point at least: seeds and lengths move it
-MIN_REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def submit(folder: Path, root: Path = ROOT, profiles: Path = PROFILES) -> list[P
     if not labelled:
         run = check(folder, profiles)
         _recount(run)
-        return _store([_entry(run, [], root)], root)
+        return _store([_entry(run, root)], root)
     numbers = [sorted(folders) for folders in labelled.values()]
     if len(numbers[0]) < MIN_REPEATS or any(other != numbers[0] for other in numbers):
         told = ", ".join(f"{system} {sorted(folders)}" for system, folders in sorted(labelled.items()))
@@ -75,7 +74,8 @@ def submit(folder: Path, root: Path = ROOT, profiles: Path = PROFILES) -> list[P
     made = []
     for system, repeats in runs.items():
         order = sorted(range(len(repeats)), key=lambda i: speeds[system][i])
-        made.append(_entry(repeats[order[len(order) // 2]], ratios(speeds, system), root))
+        middle = repeats[order[(len(order) - 1) // 2]]
+        made.append(_entry(middle, root, comparison=ratios(speeds, system), repeats=speeds[system]))
     return _store(made, root)
 
 
@@ -176,9 +176,8 @@ def _check_comparison(folder: Path, runs: Mapping[str, Sequence[Run]]) -> None:
         for value, told in ((date, f"provenance.date={date}"), (_recount(run), "e2el_ms of all requests")):
             if (other := seen.setdefault(value, run.folder)) != run.folder:
                 raise InputError(f"{run.folder}: {told}, as in {other}; allowed are repeats, not copies")
-    if not in_turns([[run.summary for run in repeats] for repeats in runs.values()]):
-        raise InputError(f"{folder}: a repeat began before all of the one before it were made; allowed are systems "
-                         "that take turns")
+    if reason := out_of_turn([[run.summary for run in repeats] for repeats in runs.values()]):
+        raise InputError(f"{folder}: when its runs were made: {reason}; allowed are systems that take turns")
 
 
 def _recount(run: Run) -> tuple[float, ...]:
@@ -190,13 +189,14 @@ def _recount(run: Run) -> tuple[float, ...]:
     return tuple(record.end for record in recount(run.folder, run.summary, run.config))
 
 
-def _entry(run: Run, comparison: list[dict[str, Any]], root: Path) -> New:
+def _entry(run: Run, root: Path, **of_comparison: Sequence[Any]) -> New:
+    """`of_comparison`: lists, each for the file of its name."""
     summary, origin = run.summary, run.summary["provenance"]
     day = datetime.fromisoformat(origin["date"]).date()
     name = f"{day}-{origin['git_sha'][:7]}-{origin['config_hash'][:7]}"
     files = {name: (run.folder / name).read_bytes() for name in ("summary.json", "config.yaml")}
-    if comparison:
-        files["comparison.json"] = (json.dumps(comparison, indent=2) + "\n").encode()
+    for file, rows in of_comparison.items():
+        files[f"{file}.json"] = (json.dumps(rows, indent=2) + "\n").encode()
     return New(root / summary["algo"] / run.config.models.name / hardware_name(summary) / name, files)
 
 

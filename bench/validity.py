@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -10,10 +11,12 @@ from bench.metrics import FULL_SHARE
 
 LOAD = ("mode", "request_rate", "concurrency", "num_requests", "seed")  # what compared runs have in common
 MAX_FAILED_SHARE = 0.001
+MIN_REPEATS = 3
 MIN_DURATION_S = 60.0
 MIN_REQUESTS_A_CLIENT = 10
 OUTPUT_TOLERANCE = 0.05  # of the tokens that compared runs write: near ties, and models that answer equally well
 MAX_CLIENT_BUSY = 0.5  # of one core: beyond, the load generator itself may be what is slow
+MAX_PAUSE_S = 900.0  # between one turn's end and the next one's: beyond, it may have become another machine
 MAX_OTHERS_BUSY = 0.1  # of all cores' time: beyond, what was measured is the machine's other work too
 
 
@@ -50,7 +53,7 @@ def judge(
         "unchecked": [
             "routed fraction: no routing profile to compare with",
             "quality: no reference run to compare with",
-            "spread: a single run, comparisons need at least 3 interleaved ones",
+            f"spread: a single run, comparisons need at least {MIN_REPEATS} interleaved ones",
         ],
     }
 
@@ -68,16 +71,36 @@ def comparable_by(summary: Mapping[str, Any]) -> dict[str, Any]:
         "workload": summary["workload"],
         "data_source": origin["data_source"],
         "data_version": origin["data_version"],
+        "grader": (summary["quality"] or {}).get("metric"),
         "sampling": summary["sampling"],
         "hardware": {name: origin[name] for name in ("cpu", "gpu")} | summary["hardware"],
         "evidence": origin["evidence"],
     }
 
 
-def in_turns(repeats: Sequence[Sequence[dict[str, Any]]]) -> bool:
-    """Whether runs were made A B A B: of each of `repeats` the first, then of each the second, and so on."""
-    rounds = [[run["provenance"]["date"] for run in made] for made in zip(*repeats, strict=False)]
-    return all(max(made) <= min(later) for made, later in pairwise(rounds))
+def out_of_turn(repeats: Sequence[Sequence[dict[str, Any]]]) -> str | None:
+    """None if runs were made A B A B, of each of `repeats` the first, then of each the second, and so on, those of a
+    round one after the other; else in what way they were not."""
+    rounds = [sorted((datetime.fromisoformat(run["provenance"]["date"]), run["duration_s"]) for run in made)
+              for made in zip(*repeats, strict=False)]
+    if any(earlier[-1][0] > later[0][0] for earlier, later in pairwise(rounds)):
+        return "not in turns"
+    pause_s = max((((date - before).total_seconds() - duration_s)
+                   for made in rounds for (before, _), (date, duration_s) in pairwise(made)), default=0.0)
+    return None if pause_s <= MAX_PAUSE_S else (
+        f"{pause_s / 60:.0f} minutes between turns of a round, allowed are {MAX_PAUSE_S / 60:g}")
+
+
+def shortcomings(repeats: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
+    """What speaks against a comparison beyond its single runs; of each that is compared its repeats, in their order."""
+    found, made = [], min(map(len, repeats))
+    if made < MIN_REPEATS:
+        found.append(f"{made} repeats, comparisons need {MIN_REPEATS}")
+    if reason := out_of_turn(repeats):
+        found.append(reason)
+    if any(run["provenance"].get("dirty") for runs in repeats for run in runs):
+        found.append("code that is not committed")
+    return found
 
 
 def differences(runs: Sequence[dict[str, Any]]) -> list[str]:

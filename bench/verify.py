@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # not bench/, whose modules would hide others
+
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[1]
+from bench.progress import ProgressView
+from bench.records import Progress
+
 EXCUSED_SHARE = 0.001
 
 
-def verify(folder: Path, progress: Progress) -> list[tuple[str, Any]]:
-    """(problem id, Verdict) for each completed request of a run."""
+def verify(folder: Path, view: ProgressView) -> list[tuple[str, Any]]:
+    """(problem id, Verdict) for each completed request of a run; `view` is told of each."""
     import yaml
 
     from bench.plan import prepare
@@ -41,7 +46,10 @@ def verify(folder: Path, progress: Progress) -> list[tuple[str, Any]]:
     reference = Reference.load(
         plan.cluster.algorithms[0].build(), [model.path for model in models], [model.revision for model in models])
     verdicts = []
-    for job, row in progress.track(list(zip(plan.jobs, rows, strict=False)), description=folder.name):
+    began, tokens = time.monotonic(), 0
+    for done, (job, row) in enumerate(zip(plan.jobs, rows, strict=False)):
+        view(Progress(str(folder), done, len(rows), 1, tokens, time.monotonic() - began))
+        tokens += len(row["token_ids"])
         if row["error"] is None and row["finish_reason"] in ("stop", "length"):
             record = Record(job.prompt_ids, job.sampling, {}, row["token_ids"], row["token_models"],
                             row["finish_reason"], row["handoffs"])
@@ -57,10 +65,10 @@ def main(arguments: list[str]) -> int:
         return 2
     table = Table("run", "requests", "equal", "excused", "diverged", "first divergence")
     held = True
-    with Progress(console=Console(stderr=True)) as progress:
+    with ProgressView(Console(stderr=True)) as view:
         for name in arguments:
             try:
-                verdicts = verify(Path(name), progress)
+                verdicts = verify(Path(name), view)
             except InputError as error:
                 print(f"error: {error}", file=sys.stderr)
                 return 2
@@ -76,5 +84,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(ROOT)  # not bench/, whose modules would hide others of the same names
     sys.exit(main(sys.argv[1:]))

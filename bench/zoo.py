@@ -5,8 +5,9 @@
 Accuracy with its interval, the large model's share of the tokens, handoffs and tokens/s. The points are those of
 conf/experiment/zoo.yaml: thresholds read off the calibrations' curves, or fields of the algorithm. Every point is a run
 of bench/run.py with experiment=zoo, in a folder of its own below `out` (default: results/runs/zoo); one that is there
-is not made again, so an interrupted command goes on. Writes zoo.md, zoo.csv and zoo.png to `out`, and each algorithm's
-routing at its middle point to `profiles` (default: results/profiles). Exit codes as bench/run.py; 143 after SIGTERM.
+is not made again, so an interrupted command goes on. Writes zoo.md, zoo.csv and zoo.png to `out` and, if `profiles` is
+given, each algorithm's routing at its middle point to it: `profiles=results/profiles` replaces the committed ones, by
+which bench/submit.py judges how a run routes. Exit codes as bench/run.py; 143 after SIGTERM.
 """
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class Options(Strict, kw_only=True):
     algos: list[str] | None = None  # of the yaml's; None: all
     requests: Positive | None = None  # a point; None: the yaml's
     out: str = "results/runs/zoo"
-    profiles: str = "results/profiles"
+    profiles: str | None = None
 
 
 class Point(NamedTuple):
@@ -247,7 +248,7 @@ def main(arguments: Sequence[str]) -> None:
     for entry in entries:
         entry.summaries = [next(summaries) for _ in entry.points]
     notes = [*origin(entries), *(entry.note for entry in entries if entry.note),
-             *store_profiles(entries, out, Path(options.profiles))]
+             *(store_profiles(entries, out, Path(options.profiles)) if options.profiles else [])]
     frame, table = tabulate(entries), readable(entries)
     frame.to_csv(out / "zoo.csv", index=False)
     (out / "zoo.md").write_text(table.to_markdown(index=False) + "\n\n" + "".join(f"- {note}\n" for note in notes))

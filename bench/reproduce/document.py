@@ -20,14 +20,15 @@ _BLOCK = "<!-- {0} -->\n{1}<!-- end of {0} -->\n"
 
 
 def readable(description: Description, frame: pd.DataFrame) -> pd.DataFrame:
-    """Of each row what is read first."""
-    words = frame[[*description.axes, "measure", "paper", "predicted", "measured"]].copy()
-    for column in ("paper", "predicted", "measured"):
+    """Of each row what is read first. What is predicted is the throughput in the steady window."""
+    words = frame[[*description.axes, "measure", "paper", "predicted", "measured", "steady"]].copy()
+    for column in ("paper", "predicted", "measured", "steady"):
         words[column] = frame[column].map(number)
     words["from .. to"] = [f"{number(low)} .. {number(high)}" if pd.notna(low) else ""
                            for low, high in zip(frame["least"], frame["greatest"], strict=True)]
-    for column in ("paper", "predicted"):
-        words[f"measured/{column}"] = (frame["measured"] / frame[column].astype(float)).map(number)
+    measured, steady = frame["measured"].astype(float), frame["steady"].astype(float)
+    words["measured/paper"] = (measured / frame["paper"].astype(float)).map(number)
+    words["steady/predicted"] = (steady.fillna(measured) / frame["predicted"].astype(float)).map(number)
     words["valid"] = frame["valid"]
     return words.fillna("")
 
@@ -77,12 +78,13 @@ def write(folder: Path) -> None:
 
 
 def read(description: Description, folder: Path) -> pd.DataFrame | None:
-    """A table that was kept; labels as text."""
+    """A table that was kept; labels as text. Columns that it lacks, as it was made before there were any, are empty."""
     file = folder / f"{description.name}.csv"
     if not file.is_file():
         return None
     frame = pd.read_csv(file, dtype={name: str for name in [*description.axes, "measure", "valid", "commit", "date"]})
-    for column in ("paper", "predicted", "measured", "least", "greatest"):
+    frame = frame.reindex(columns=[*description.axes, *COLUMNS])
+    for column in ("paper", "predicted", "measured", "steady", "least", "greatest"):
         frame[column] = frame[column].astype(float)
     return frame
 
@@ -132,8 +134,9 @@ def _claims(description: Description, frame: pd.DataFrame) -> str:
 def _words(claim: dict[str, Any]) -> dict[str, str]:
     measured = _range(claim["measured"])
     if measured:
-        measured += "" if claim["valid"] else "*"
-        measured += " (emulated)" if claim["emulated"] else ""
+        beside = [f"steady {_range(claim['steady'])}"] if claim["steady"] and claim["predicted"] else []
+        beside += ["emulated"] if claim["emulated"] else []
+        measured += ("" if claim["valid"] else "*") + (f" ({', '.join(beside)})" if beside else "")
     return {"claim": claim["claim"], "paper": _range(claim["paper"]), "predicted": _range(claim["predicted"]),
             "measured": measured or NOTHING}
 
@@ -148,7 +151,8 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _compact(description: Description, frame: pd.DataFrame) -> str:
-    """Measured figures, with the paper's and the predicted ones in brackets; one axis goes from left to right."""
+    """Measured figures, with the paper's and the predicted ones in brackets, and before these the steady window's; one
+    axis goes from left to right."""
     axes, across = description.axes, description.columns
     down = [*(axis for axis in axes if axis != across), "measure"]
     rows: dict[tuple[str, ...], dict[str, str]] = {}
@@ -165,7 +169,8 @@ def _compact(description: Description, frame: pd.DataFrame) -> str:
 
 
 def _cell(row: dict[str, Any]) -> str:
-    beside = [f"{name} {number(row[name])}" for name in ("paper", "predicted") if pd.notna(row[name])]
+    known = ("paper", "steady", "predicted") if pd.notna(row["predicted"]) else ("paper",)
+    beside = [f"{name} {number(row[name])}" for name in known if pd.notna(row[name])]
     if pd.isna(row["measured"]):
         return f"({', '.join(beside)})" if beside else ""
     mark = "" if row["valid"] == "yes" else "*"

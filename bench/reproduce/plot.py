@@ -65,6 +65,8 @@ def _by_axis(axis: Axes, description: Description, part: pd.DataFrame) -> None:
         if rows["predicted"].notna().any():
             axis.plot(at, rows["predicted"].astype(float), "--" if joined else "_", color=colour, alpha=0.6,
                       label=f"{prefix}predicted")
+            if rows["steady"].notna().any():
+                axis.plot(at, rows["steady"].astype(float), "+", color=colour, label=f"{prefix}steady")
         if rows["paper"].notna().any():
             axis.plot(at, rows["paper"].astype(float), "x", color="black", label=f"{prefix}paper")
     axis.set_xticks(range(len(labels)), labels, rotation=0 if joined else 40, ha="center" if joined else "right",

@@ -1,13 +1,13 @@
 """Cells become runs of bench/run.py: how many requests each serves, in which order, and what is already there.
 
 The cells of a group take turns (A B A B ...). Those that are compared serve the same requests, as many as the fastest
-needs for `minutes`; one that would then take longer than `longest` minutes serves the first of these only. How fast a
-cell is says the throughput model, where it can before anything is run, or else a short trial, which is made once.
+needs for `minutes`; one that would then take longer than `longest` minutes serves the first of these only, if need be
+fewer than a valid run has. How fast a cell is says the throughput model, where it can before anything is run, or else a
+short trial, which is made once.
 """
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,8 +24,8 @@ from bench.config import explain_composition, validate
 from bench.plan import roles_of
 from bench.predict import nominal_tables, policy_of, predict, system
 from bench.reproduce.description import Cell, Description, Hardware
-from bench.series import ROOT, RunFailed, duration, run
-from bench.validity import MIN_REQUESTS_A_CLIENT, ended_early
+from bench.series import ROOT, RunFailed, duration, finished, run
+from bench.validity import MIN_REQUESTS_A_CLIENT
 from tokenrouter.config import Positive, PositiveFloat, Strict
 from tokenrouter.core import InputError
 from tokenrouter.throughput.search import search
@@ -51,13 +51,14 @@ class Options(Strict, kw_only=True):
 
     @property
     def size(self) -> str:
-        """What cells of one length have in common: the folder of their runs."""
+        """What cells of one length have in common: the folder of theirs."""
         return f"requests-{self.requests}" if self.requests else f"minutes-{self.minutes:g}-longest-{self.longest:g}"
 
 
 @dataclass
 class Outcome:
-    """A cell and what became of it. `predicted`: tokens/s in the steady window, where the model says so beforehand."""
+    """A cell and what became of it. `predicted`: tokens/s in the steady window, where the model says so beforehand.
+    `folders`: of the runs whose `summaries` these are."""
 
     cell: Cell
     values: dict[str, Any]
@@ -65,6 +66,7 @@ class Outcome:
     requests: int = 0
     seconds: float | None = None  # that a run is expected to take
     summaries: list[dict[str, Any]] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
     failed: str = ""
 
 
@@ -120,30 +122,41 @@ class Series:
                         self._once(outcome, repeat)
 
     def collect(self, outcomes: Iterable[Outcome]) -> None:
-        """Finds what earlier commands have run of the cells that this one has not."""
+        """Finds what earlier commands have run of the cells that this one has not: of several numbers of requests, that
+        which was run last."""
         for outcome in outcomes:
-            if not outcome.summaries and not outcome.cell.because:
-                files = (self.out / self.options.size / self.folder(outcome)).glob("*/summary.json")
-                repeats = sorted(files, key=lambda file: int(file.parent.name))
-                found = [json.loads(file.read_text()) for file in repeats]
-                outcome.summaries = [summary for summary in found if not ended_early(summary)]
+            if outcome.summaries or outcome.cell.because:
+                continue
+            several = [self._finished(outcome, folder)
+                       for folder in (self.out / self.options.size).glob(f"{self.name(outcome)}-*")]
+            latest = max(filter(None, several), key=lambda runs: runs[-1][1]["provenance"]["date"], default=[])
+            outcome.folders = [folder for folder, _ in latest]
+            outcome.summaries = [summary for _, summary in latest]
 
     def command(self, cell: Cell, *more: str) -> list[str]:
         return [f"experiment={self.description.experiment}", *cell.overrides, *self.words, *more]
 
-    def folder(self, outcome: Outcome) -> Path:
-        """Of a cell's runs: the same for the same command line."""
+    def name(self, outcome: Outcome) -> str:
+        """Of a cell's folders: the same for the same command line but for the number of requests."""
         values = outcome.values
         digest = hashlib.blake2b("\n".join(self.command(outcome.cell)).encode(), digest_size=4).hexdigest()
-        return Path(f"{values['algo']['name']}-{values['workload']['name']}-{values['system']['name']}-"
-                    f"N{values['load']['concurrency']}-{digest}")
+        return (f"{values['algo']['name']}-{values['workload']['name']}-{values['system']['name']}-"
+                f"N{values['load']['concurrency']}-{digest}")
+
+    def _finished(self, outcome: Outcome, folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+        """The repeats in the folder of a number of requests, which its name ends with."""
+        words = self.command(outcome.cell, f"load.num_requests={folder.name.rpartition('-')[2]}")
+        repeats = sorted(folder.iterdir(), key=lambda repeat: int(repeat.name))
+        return [(repeat, summary) for repeat in repeats if (summary := finished(repeat, words)) is not None]
 
     def _once(self, outcome: Outcome, repeat: int) -> None:
-        folder = self.out / self.options.size / self.folder(outcome) / str(repeat)
+        # Which cells are selected, and whose trial fails, changes how many requests are served: those are other runs.
+        folder = self.out / self.options.size / f"{self.name(outcome)}-{outcome.requests}" / str(repeat)
         began = time.monotonic()
         try:
             outcome.summaries.append(run(folder, self.command(
                 outcome.cell, f"load.num_requests={outcome.requests}")))
+            outcome.folders.append(folder)
         except RunFailed as error:
             if error.code != 1:
                 raise
@@ -169,11 +182,13 @@ class Series:
             least = N * (MIN_REQUESTS_A_CLIENT if options.minutes >= FULL_MINUTES else 1)
             affordable = 60 * options.longest * rate.throughput / rate.tokens
             same = most if outcome.cell.compare else wanted[id(outcome)]
-            outcome.requests = max(least, round(min(same, affordable)))
+            outcome.requests = max(N, round(min(max(same, least), affordable)))
             outcome.seconds = START_S + outcome.requests * rate.tokens / rate.throughput
 
     def _rate(self, outcome: Outcome, which: str) -> Rate | None:
-        """Of the cell that is `which` of its group. None if the trial fails, which the outcome then says."""
+        """Of the cell that is `which` of its group. None if the trial fails, which the outcome then says. Answers of
+        drawn lengths are cut short in a trial, so what it estimates is the speed at short contexts: long ones take
+        longer than that says."""
         lengths = drawn_lengths(outcome.values)
         if outcome.predicted is not None and lengths is not None:
             return Rate(outcome.predicted, lengths)
@@ -181,7 +196,7 @@ class Series:
         more = [f"load.num_requests={2 * N}"]
         if lengths is not None:
             more.append(f"workload.max_tokens={TRIAL_TOKENS}")
-        folder = self.out / "trials" / self.folder(outcome)
+        folder = self.out / "trials" / self.name(outcome)
         print(f"{self.description.name} trial {which}: {outcome.cell.name}", flush=True)
         try:
             summary = run(folder, self.command(outcome.cell, *more))

@@ -2,28 +2,34 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import reduce
+from itertools import groupby
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
 
 from bench import validity
-from bench.reproduce.description import Claim, Description, matches
+from bench.paired import Paired
+from bench.reproduce.description import Cell, Claim, Description, Hardware, cells, matches
 from bench.reproduce.running import Outcome, groups
 
-MIN_REPEATS = 3
-THROUGHPUT = ("output_throughput", "steady.output_throughput")  # the fields that the throughput model predicts
+STEADY = "steady.output_throughput"  # what the throughput model predicts
+THROUGHPUT = ("output_throughput", STEADY)  # the fields that stand beside it
 QUALITY = "quality.value"
-COLUMNS = ["measure", "paper", "predicted", "measured", "least", "greatest", "requests", "repeats", "evidence", "data",
-           "models", "machine", "commit", "date", "valid"]
+# `steady`: tokens/s in the steady window, where `measured` is that of the whole run.
+COLUMNS = ["measure", "paper", "predicted", "measured", "steady", "least", "greatest", "requests", "repeats",
+           "evidence", "data", "models", "machine", "commit", "date", "valid"]
+TURNS = ("hardware", "git_sha")  # what runs that take turns share, even if they are of other requests
+APART = "not in turns with what was measured since"
 
 
 def tabulate(description: Description, outcomes: Sequence[Outcome]) -> pd.DataFrame:
     """One row a cell and measure, in the order of the cells; rows of the paper that no cell has follow."""
     rows, used = [], set()
     for group in groups(outcomes):
-        differing = differences([outcome.summaries for outcome in group]) if group[0].cell.compare else []
+        differing = differences(group)
         for outcome in group:
             known = [i for i, record in enumerate(description.paper) if matches(dict(outcome.cell.labels), {
                 axis: value for axis, value in record.items() if axis in description.axes})]
@@ -40,19 +46,34 @@ def tabulate(description: Description, outcomes: Sequence[Outcome]) -> pd.DataFr
     return pd.DataFrame(rows, columns=[*description.axes, *COLUMNS])
 
 
-def completed(frame: pd.DataFrame, earlier: pd.DataFrame, outcomes: Sequence[Outcome]) -> pd.DataFrame:
-    """`frame`, with the rows of `earlier` for cells of which nothing is measured now. Cells that are compared have
-    taken turns: none has an earlier row beside a new one of the others. Rows of other machines are left out."""
-    axes = list(frame.columns[:frame.columns.get_loc("measure")])
-    unit = {frozenset(outcome.cell.labels): outcome.cell.group if outcome.cell.compare else outcome.cell.labels
-            for outcome in outcomes}
-    new = {unit[frozenset(outcome.cell.labels)] for outcome in outcomes if outcome.summaries}
-    kept = {labels for labels, group in unit.items() if group not in new}
-    machines = set(frame["machine"].dropna()) or set(earlier["machine"].dropna())
+def completed(
+    description: Description, frame: pd.DataFrame, earlier: pd.DataFrame, found: Iterable[Cell], new: Collection[Cell],
+) -> pd.DataFrame:
+    """`frame`, with the rows of `earlier` for cells of a table that are not among the `new`. Cells that are compared
+    have taken turns: none has an earlier row beside a new one of the others; of others that take turns, an earlier row
+    is not valid beside a new one. Rows of other machines than the new ones' are left out."""
+    axes = description.axes
+    groups_now, labels_now = {cell.group for cell in new}, {frozenset(cell.labels) for cell in new}
+    kept = {frozenset(cell.labels): cell.group in groups_now for cell in found
+            if cell not in new and not (cell.compare and cell.group in groups_now)}
+    made = [row["machine"] for row in frame.to_dict("records") if _place(row, axes) in labels_now]
+    machines = {machine for machine in made if not pd.isna(machine)} or set(earlier["machine"].dropna())
     known = {_place(row, [*axes, "measure"]): row for row in earlier.to_dict("records") if row["machine"] in machines}
-    rows = [known.get(_place(row, [*axes, "measure"]), row) if _place(row, axes) in kept else row
-            for row in frame.to_dict("records")]
+    rows = []
+    for row in frame.to_dict("records"):
+        place, there = _place(row, axes), known.get(_place(row, [*axes, "measure"]))
+        if place not in kept or there is None:
+            rows.append(row)
+        else:
+            rows.append(there | {"valid": _also(there["valid"], APART)} if kept[place] else there)
     return pd.DataFrame(rows, columns=frame.columns)
+
+
+def _also(valid: str, reason: str) -> str:
+    """`valid` with one more reason against it."""
+    if valid == "yes":
+        return f"no: {reason}"
+    return valid if reason in valid else f"{valid}; {reason}"
 
 
 def _place(row: Mapping[Any, Any], names: Sequence[str]) -> frozenset[tuple[str, Any]]:
@@ -60,15 +81,36 @@ def _place(row: Mapping[Any, Any], names: Sequence[str]) -> frozenset[tuple[str,
     return frozenset((name, row[name]) for name in names if not pd.isna(row[name]))
 
 
-def differences(repeats: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
-    """What runs that are compared must share and do not; `repeats`: of each cell. How many requests they serve may
-    differ, as those of the slower ones are the first of the others'."""
-    all_runs = [run for runs in repeats for run in runs]
-    emulated = {run["provenance"]["evidence"] for run in all_runs} == {"emulated"}  # whose models are what differs
-    found = [name for name in validity.differences(all_runs)
-             if name != "load.num_requests" and not (emulated and name == "models")]
-    in_turns = validity.in_turns([runs for runs in repeats if runs])
-    return found if in_turns else [*found, "when they were made: not in turns"]
+def differences(group: Sequence[Outcome]) -> list[str]:
+    """What the runs of cells that take turns must share and do not. How many requests those that are compared serve
+    may differ, as those of the slower ones are the first of the others'."""
+    made = [outcome for outcome in group if outcome.summaries]
+    all_runs = [run for outcome in made for run in outcome.summaries]
+    found = validity.differences(all_runs)
+    if group[0].cell.compare:
+        emulated = {run["provenance"]["evidence"] for run in all_runs} == {"emulated"}  # whose models are what differs
+        found = [name for name in found if name != "load.num_requests" and not (emulated and name == "models")]
+        found += ["output tokens"] if _unequal_lengths(made) else []
+    else:
+        found = [name for name in found if name in TURNS]
+    reason = validity.out_of_turn([outcome.summaries for outcome in made])
+    return [*found, f"when they were made: {reason}"] if reason else found
+
+
+def _unequal_lengths(made: Sequence[Outcome]) -> bool:
+    """Whether systems that are to give the same answers, as they route alike between the same models, do not write as
+    much for the requests that all of them answered. Repeats have the same answers, so the first tells."""
+    def routing(outcome: Outcome) -> list[Any]:
+        summary = outcome.summaries[0]
+        return [summary["algo"], str(summary["threshold"]), *sorted(summary["models"])]
+
+    for _, alike in groupby(sorted(made, key=routing), routing):
+        tokens = [Paired(outcome.folders[:1], outcome.summaries[:1]).requests[0]["output_tokens"]
+                  for outcome in alike]
+        both = reduce(pd.Index.intersection, [of_one.index for of_one in tokens])
+        if validity.unequal_lengths([{"total_output_tokens": int(of_one.loc[both].sum())} for of_one in tokens]):
+            return True
+    return False
 
 
 def value(summary: Mapping[str, Any], field: str) -> float | None:
@@ -92,14 +134,20 @@ def _measured(outcome: Outcome, field: str, differing: Sequence[str]) -> dict[st
     origin, models = summaries[0]["provenance"], summaries[0]["models"].values()
     # All repeats have the same answers: how sure a share of right ones is, its interval says.
     ends = [end for summary in summaries for end in summary["quality"]["ci95"]] if field == QUALITY else values
+    steady = [found for summary in summaries if (found := value(summary, STEADY)) is not None]
     return row | {
         "measured": statistics.median(values), "least": min(ends), "greatest": max(ends),
+        "steady": statistics.median(steady) if steady and field in THROUGHPUT and field != STEADY else None,
         "requests": summaries[0]["load"]["num_requests"], "repeats": len(values), "evidence": origin["evidence"],
         "data": origin["data_source"],
         "models": " + ".join(f"{model['id']} ({model['params'] / 1e6:.2f}M)" for model in models),
         "machine": origin["gpu"] or f"{origin['cpu']}, {summaries[0]['hardware']['cores']} cores",
-        "commit": " ".join(sorted({str(s["provenance"]["git_sha"])[:7] for s in summaries})),
+        "commit": ", ".join(sorted({_commit(summary["provenance"]) for summary in summaries})),
         "date": origin["date"][:10]}
+
+
+def _commit(origin: Mapping[str, Any]) -> str:
+    return f"{str(origin['git_sha'])[:7]}{' with changes' if origin['dirty'] else ''}"
 
 
 def _predicted(outcome: Outcome) -> float | None:
@@ -118,8 +166,7 @@ def judged(outcome: Outcome, differing: Sequence[str]) -> str:
     if not outcome.summaries:
         return outcome.failed or "not measured"
     reasons = [reason for summary in outcome.summaries for reason in summary["validity"]["reasons"]]
-    if len(outcome.summaries) < MIN_REPEATS:
-        reasons.append(f"{len(outcome.summaries)} repeats, comparisons need {MIN_REPEATS}")
+    reasons += validity.shortcomings([outcome.summaries])
     if differing:
         reasons.append(f"compared runs differ in {', '.join(differing)}")
     if outcome.failed:
@@ -128,18 +175,46 @@ def judged(outcome: Outcome, differing: Sequence[str]) -> str:
 
 
 def claims(description: Description, frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """For each claim: the paper's figures, those predicted and those measured, each [least, greatest] or empty.
-    `valid`: whether all that is measured is; `emulated`: whether any of it is."""
-    found = []
+    """For each claim: the paper's figures, those predicted, those measured and, where these are of whole runs, those of
+    the steady windows, which the predicted ones are of; each [least, greatest] or empty. `valid`: whether every cell
+    that the claim speaks of is measured and valid, and those that it puts beside each other took turns; `emulated`:
+    whether any of them is."""
+    there, found = _cells(description, frame), []
     for claim in description.claims:
-        values = {column: _KINDS[claim.kind](description, claim, frame, column) for column in ("predicted", "measured")}
-        made = frame[frame["measured"].notna() & (frame["measure"] == (claim.measure or description.main))]
-        about = [row for row in made.to_dict("records") if matches(row, claim.where)
-                 and any(matches(row, labels) for labels in (claim.of, *claim.to))]
+        values = {column: _KINDS[claim.kind](description, claim, frame, column)
+                  for column in ("predicted", "measured", "steady")}
+        compared = _compared(description, claim, there)
+        rows = {_place(row, description.axes): row for row in frame.to_dict("records")
+                if row["measure"] == (claim.measure or description.main) and pd.notna(row["measured"])}
+        about = [rows.get(frozenset(cell.labels)) for sides in compared for side in sides for cell in side]
         found.append({"claim": claim.claim, "paper": claim.paper, **values,
-                      "valid": all(row["valid"] == "yes" for row in about),
-                      "emulated": any(row["evidence"] == "emulated" for row in about)})
+                      "valid": bool(about) and all(row is not None and row["valid"] == "yes" for row in about) and all(
+                          len({frozenset(cell.group for cell in side) for side in sides}) == 1 for sides in compared),
+                      "emulated": any(row is not None and row["evidence"] == "emulated" for row in about)})
     return found
+
+
+def _cells(description: Description, frame: pd.DataFrame) -> list[Cell]:
+    """What is run on the hardware that a table was measured on: on a CPU where its rows do not tell."""
+    made = {_place(row, description.axes) for row in frame.dropna(subset=["measured"]).to_dict("records")}
+    of_each = [[cell for cell in cells(description, on) if not cell.because] for on in get_args(Hardware)]
+    return next((found for found in of_each if made <= {frozenset(cell.labels) for cell in found}), of_each[0])
+
+
+def _compared(description: Description, claim: Claim, there: Sequence[Cell]) -> list[list[list[Cell]]]:
+    """All comparisons that a claim is made of, each as the cells of its sides."""
+    speaks = [cell for cell in there if matches(dict(cell.labels), claim.where)]
+    sides = [[cell for cell in speaks if matches(dict(cell.labels), labels)] for labels in (claim.of, *claim.to)]
+    if claim.kind == "area":
+        return [sides]
+    fixed = [axis for axis in description.axes if axis != claim.axis and axis not in claim.of]
+    places: dict[tuple[str | None, ...], list[list[Cell]]] = {}
+    for cell in sides[0]:
+        places.setdefault(tuple(dict(cell.labels).get(axis) for axis in fixed), []).append([cell])
+    for cell in (cell for side in sides[1:] for cell in side):
+        if beside := places.get(tuple(dict(cell.labels).get(axis) for axis in fixed)):
+            beside.append([cell])
+    return [found for found in places.values() if len(found) > 1]
 
 
 def _ratio(description: Description, claim: Claim, frame: pd.DataFrame, column: str) -> list[float]:
@@ -168,7 +243,7 @@ def _more_is_better(field: str) -> bool:
 def _best(description: Description, claim: Claim, frame: pd.DataFrame, column: str) -> list[float]:
     """Throughput measured at the predicted best label of `axis`, over the best measured: [least, greatest] over the
     other axes. Nothing is asked of the prediction itself."""
-    if column == "predicted":
+    if column != "measured":
         return []
     rows = frame[frame["measure"] == description.main].dropna(subset=["measured", "predicted"])
     found = []
@@ -180,7 +255,7 @@ def _best(description: Description, claim: Claim, frame: pd.DataFrame, column: s
 
 def _area(description: Description, claim: Claim, frame: pd.DataFrame, column: str) -> list[float]:
     """Dominated areas of two sets of points, tokens/s times quality, as a ratio."""
-    if column == "predicted":
+    if column != "measured":
         return []
     wide = frame.pivot_table(index=description.axes, columns="measure", values="measured").reset_index()
     if "quality" not in wide or description.main not in wide:

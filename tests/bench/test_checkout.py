@@ -1,4 +1,4 @@
-"""Where a result comes from."""
+"""The commit that a result is of, and whether it is."""
 from __future__ import annotations
 
 import subprocess
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import provenance
+from bench import checkout
 
 
 def test_only_what_a_run_reads_makes_a_checkout_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,16 +23,16 @@ def test_only_what_a_run_reads_makes_a_checkout_dirty(tmp_path: Path, monkeypatc
     git("init")
     git("add", ".")
     git("commit", "-m", "all")
-    monkeypatch.setattr(provenance, "_ROOT", tmp_path)
+    monkeypatch.setattr(checkout, "_ROOT", tmp_path)
     for file, dirty in zip(new, (False, True), strict=True):
         file.write_text("2")
-        assert provenance._git()[1] is dirty, file
+        assert checkout.checkout()[1] is dirty, file
     file.unlink()
     for file, dirty in zip(files, (False, False, True), strict=True):
         file.write_text("2")
-        sha, found = provenance._git()
+        sha, found = checkout.checkout()
         assert sha and found is dirty, file
-        assert provenance.in_history(sha) is True
-    assert provenance.in_history("0" * 40) is False
-    monkeypatch.setattr(provenance, "_ROOT", tmp_path / "docs")
-    assert provenance.in_history("0" * 40) is None
+        assert checkout.in_history(sha) is True
+    assert checkout.in_history("0" * 40) is False
+    monkeypatch.setattr(checkout, "_ROOT", tmp_path / "docs")
+    assert checkout.in_history("0" * 40) is None

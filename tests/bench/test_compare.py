@@ -23,13 +23,14 @@ from tokenrouter.server.frontend import EndEvent
 def run(throughput: float, tpot: float, **provenance: object) -> dict:
     return {
         "workload": "aime", "engine": "torch", "sampling": {}, "hardware": {}, "algo": "r2r",
-        "load": {"concurrency": 4, "num_requests": 9, "seed": 0},
+        "load": {"concurrency": 4, "num_requests": 9, "seed": 0}, "duration_s": 60.0,
         "output_throughput": throughput, "mean_tpot_ms": tpot, "mean_ttft_ms": 2.0, "mean_e2el_ms": 5.0,
         "steady": {"output_throughput": 2 * throughput}, "routing": {"llm_token_fraction": 0.1},
         "quality": {"value": 0.9, "ci95": [0.8, 1.0]},
-        "total_output_tokens": 100, "validity": {"valid": True, "reasons": []},
+        "completed": 9, "total_output_tokens": 100, "validity": {"valid": True, "reasons": []},
         "provenance": {"models_hash": "m", "data_source": "d", "data_version": "1", "evidence": "measured",
-                       "git_sha": "s", "cpu": "c", "gpu": None, **provenance},
+                       "git_sha": "s", "dirty": False, "cpu": "c", "gpu": None, "date": "2026-01-01T00:00:00+00:00",
+                       **provenance},
     }
 
 
@@ -66,6 +67,27 @@ def test_answers_that_come_in_one_piece_have_no_time_per_token(tmp_path: Path):
     paired = [made(tmp_path / "a", runs[0], [100.0]), made(tmp_path / "b", runs[1], [100.0])]
     row = compare([{"system": "a"}, {"system": "b"}], runs, paired).iloc[1]
     assert row[["tpot ms", "tpot ms ratio"]].isna().all() and row["e2el ms ratio"].startswith("1.000 ")
+
+
+def at(minute: int, **provenance: object) -> dict:
+    return run(100, 2.0, date=f"2026-01-01T00:{minute:02}:00+00:00", **provenance)
+
+
+@pytest.mark.parametrize(("second", "said"), [
+    ([at(2), at(4), at(6)], "yes"),
+    ([at(2), at(4)], "2 repeats, comparisons need 3"),
+    ([at(2), at(6), at(7)], "not in turns"),
+    ([at(2), at(4), at(25)], "19 minutes between turns of a round, allowed are 15"),
+    ([at(2), at(4, dirty=True), at(6)], "code that is not committed"),
+    ([at(2), at(4) | {"validity": {"valid": False, "reasons": ["too short"]}}, at(25, dirty=True)],
+     "too short; 19 minutes between turns of a round, allowed are 15; code that is not committed"),
+])
+def test_a_comparison_is_valid_of_three_turns_of_committed_code(tmp_path: Path, second: list[dict], said: str):
+    """Also the rows beside the one that is to blame, whose ratios are no better; not for what is of one run alone."""
+    runs = [[at(1), at(3), at(5)][:len(second)], second]
+    paired = [made(tmp_path / name, one, [100.0] * len(one)) for name, one in zip("ab", runs, strict=True)]
+    frame = compare([{"system": "a"}, {"system": "b"}], runs, paired)
+    assert frame["valid"].tolist() == [said.removeprefix("too short; "), said]
 
 
 def test_an_interval_is_as_wide_as_the_requests_differ(tmp_path: Path):
@@ -144,7 +166,8 @@ def test_what_is_stopped_shows_what_is_finished_and_goes_on(
     assert program.made == [*turns[:stop_at], *turns[stop_at - 1:]]
     said = capsys.readouterr()
     assert said.out.startswith("turn 1 of 4: llm_only (repeat 1), there already\n") and said.out.count("│ r2r") == 2
-    assert len(json.loads((out / "comparison.json").read_text())) == 2
+    compared = json.loads((out / "comparison.json").read_text())
+    assert [row["valid"] for row in compared] == ["2 repeats, comparisons need 3"] * 2
 
 
 @pytest.mark.parametrize("words, said", [

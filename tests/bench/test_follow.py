@@ -1,7 +1,13 @@
 """When thresholds count as having followed a change."""
 from __future__ import annotations
 
-from bench.follow import STEADY, best, judge
+import time
+
+import pytest
+
+import bench.follow
+import tokenrouter.waiting
+from bench.follow import STEADY, best, judge, main
 
 SMALL = {"start_s": [float(i) for i in range(200)]}
 
@@ -23,6 +29,20 @@ def test_one_that_is_left_again_later_lowers_the_share():
 
 def test_never_is_told_as_that():
     assert judge(40.0, [SMALL, large([5] * 50)], 2) == (None, 0.0, 5)
+
+
+def test_it_says_which_repeat_is_under_way(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def follow(*_: object) -> tuple[float, list[object]]:
+        time.sleep(0.5)
+        return 0.5, [SMALL, large([5] + [2] * 30)]
+
+    monkeypatch.setattr(tokenrouter.waiting, "FIRST_S", 0.0)
+    monkeypatch.setattr(bench.follow, "follow", follow)
+    assert main(["repeats=2", "seconds=12"]) == 0
+    said = capsys.readouterr().err
+    assert "waiting for repeat 1 of 2, 24 s each: 0 s" in said and "waiting for repeat 2 of 2, 24 s each" in said
 
 
 def test_the_best_thresholds_are_the_models():

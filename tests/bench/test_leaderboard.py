@@ -4,6 +4,8 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -17,7 +19,7 @@ from bench import submit as submitting
 from bench.config import validate
 from bench.entries import ROOT, hardware_name, load_entries
 from bench.files import request_rows, write_config, write_requests
-from bench.leaderboard import columns, html, markdown, readme, write
+from bench.leaderboard import columns, command, frontier, group_title, html, markdown, readme, write
 from bench.plan import prepare
 from bench.records import Record, Trace
 from bench.submit import submit
@@ -41,7 +43,7 @@ def make(composed: Compose, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                                 for n in range(CLIENTS * TURNS)))
     words = (f"workload.path={problems}", f"load.num_requests={CLIENTS * TURNS}", f"load.concurrency={CLIENTS}",
              "algo.threshold=0.5")
-    whole = prepare(composed(*words))
+    whole = replace(prepare(composed(*words)), checkout=(SHA, False))
 
     @cache
     def finished(system: str, scale: float) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
@@ -63,10 +65,10 @@ def make(composed: Compose, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         summary = summarise(plan, trace, models, counts, grades, "python bench/run.py a=b")
         return summary, request_rows(trace, [""] * len(records), grades), values
 
-    def write_run(folder: Path, of: str = "tokenrouter", scale: float = 1.0, day: int = 1,
+    def write_run(folder: Path, of: str = "tokenrouter", scale: float = 1.0, minute: int = 1,
                   values: dict[str, Any] | None = None, **changes: Any) -> Path:
         summary, rows, config = copy.deepcopy(finished(of, scale))
-        summary["provenance"]["date"] = f"2026-01-{day:02}T00:00:00+00:00"
+        summary["provenance"]["date"] = f"2026-01-01T00:{minute:02}:00+00:00"
         if values:
             config |= {name: config[name] | value for name, value in values.items()}
             summary["provenance"]["config_hash"] = provenance.config_hash(config)
@@ -77,7 +79,6 @@ def make(composed: Compose, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         return folder
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(provenance, "_git", lambda: (SHA, False))
         patch.setattr(submitting, "in_history", lambda sha: sha != "e" * 40)
         yield write_run
 
@@ -226,9 +227,9 @@ def comparison(make: Make, tmp_path: Path) -> Callable[..., Path]:
     """Three repeats of two systems; `changes` are of the run of that name."""
 
     def make_all(**changes: dict[str, Any]) -> Path:
-        for day, (repeat, system) in enumerate(((r, s) for r in range(3) for s in SLOWER), 1):
+        for minute, (repeat, system) in enumerate(((r, s) for r in range(3) for s in SLOWER), 1):
             name = f"{repeat}-{system}"
-            given = {"of": system, "scale": SLOWER[system][repeat], "day": day} | changes.get(name, {})
+            given = {"of": system, "scale": SLOWER[system][repeat], "minute": minute} | changes.get(name, {})
             make(tmp_path / "cmp" / name, **given)
         return tmp_path / "cmp"
 
@@ -245,7 +246,16 @@ def test_comparison_gives_each_system_its_paired_ratios_and_its_median_run(
     assert ours.ratio("llm_only") == {"system": "llm_only", "repeats": 3, **{
         name: pytest.approx(value, rel=0.01) for name, value in (("ratio", 1.6), ("low", 1.25), ("high", 2.0))}}
     assert theirs.summary["duration_s"] == pytest.approx(124.8, rel=0.01)
-    assert "1.60 [1.25, 2.00]" in markdown([ours, theirs])
+    assert ours.repeats == pytest.approx([ours.summary["output_throughput"] * s for s in (1.001, 0.801, 1.0)], rel=0.01)
+    assert columns(ours)["tok/s"] == "6 [5, 6]" and "1.60 [1.25, 2.00]" in markdown([ours, theirs])
+
+
+def test_of_an_even_number_of_repeats_the_slower_of_the_middle_two_is_stored(make: Make, tmp_path: Path) -> None:
+    for repeat, scale in enumerate((1.0, 1.3, 1.1, 1.2)):
+        make(tmp_path / "cmp" / f"{repeat}-tokenrouter", scale=scale, minute=1 + 2 * repeat)
+    submit(tmp_path / "cmp", tmp_path / "entries")
+    [stored] = load_entries(tmp_path / "entries")
+    assert stored.summary["duration_s"] == pytest.approx(62.4 * 1.2, rel=0.01) and len(stored.repeats) == 4
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
@@ -253,9 +263,10 @@ def test_comparison_gives_each_system_its_paired_ratios_and_its_median_run(
     ({"1-llm_only": {"of": "slm_only"}}, "system='slm_only'; allowed is 'llm_only'"),
     ({"1-llm_only": {"provenance__git_sha": "f" * 40}}, "differ in git_sha"),
     ({"1-llm_only": {"provenance__models_hash": "other"}}, "differ in models"),
-    ({"2-tokenrouter": {"day": 1}}, "date=2026-01-01.*, as in .*0-tokenrouter"),
+    ({"2-tokenrouter": {"minute": 1}}, "date=2026-01-01.*, as in .*0-tokenrouter"),
     ({"2-tokenrouter": {"scale": 1.0}}, "all requests, as in .*0-tokenrouter"),
-    ({"2-tokenrouter": {"day": 8}, "1-llm_only": {"day": 9}}, "allowed are systems that take turns"),
+    ({"2-tokenrouter": {"minute": 8}, "1-llm_only": {"minute": 9}}, "not in turns; allowed are systems that"),
+    ({"2-llm_only": {"minute": 40}}, "3[0-9] minutes between turns of a round, allowed are 15"),
 ])  # fmt: skip
 def test_comparison_that_is_none_is_refused_as_a_whole(
     comparison: Callable[..., Path], tmp_path: Path, changes: dict[str, Any], reason: str
@@ -267,14 +278,14 @@ def test_comparison_that_is_none_is_refused_as_a_whole(
 
 def test_comparison_of_too_few_repeats_is_refused(make: Make, tmp_path: Path) -> None:
     for repeat in range(2):
-        make(tmp_path / "cmp" / f"{repeat}-tokenrouter", day=repeat + 1)
+        make(tmp_path / "cmp" / f"{repeat}-tokenrouter", minute=repeat + 1)
     with pytest.raises(InputError, match="repeats"):
         submit(tmp_path / "cmp", tmp_path / "entries")
 
 
 @pytest.mark.parametrize("changes", [
     {"provenance__evidence": "emulated"}, {"provenance__data_source": "hub:a/b@c#d"}, {"load__concurrency": 8},
-    {"sampling__temperature": 1.0}, {"hardware__threads": 2},
+    {"sampling__temperature": 1.0}, {"hardware__threads": 2}, {"engine": "sglang"},
 ])  # fmt: skip
 def test_what_cannot_be_compared_is_not_ranked_together(make: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
     root = tmp_path / "entries"
@@ -290,7 +301,9 @@ def test_what_cannot_be_compared_is_not_ranked_together(make: Make, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("file", "text"), [
-    ("summary.json", "{}"), ("summary.json", '{"schema_version": 1}'), ("comparison.json", '[{"ratio": 0}]')])
+    ("summary.json", "{}"), ("summary.json", '{"schema_version": 1}'), ("comparison.json", '[{"ratio": 0}]'),
+    ("repeats.json", "[0]"), ("config.yaml", "a: ["), ("config.yaml", "batching: {policy: eager}"),
+])  # fmt: skip
 def test_a_broken_entry_is_named_and_the_tables_stay(make: Make, tmp_path: Path, file: str, text: str) -> None:
     root = tmp_path / "results" / "entries"
     entry = make(root / "entropy" / "tiny" / "cpu" / "broken")
@@ -312,16 +325,95 @@ def test_committed_table_is_that_of_the_committed_entries() -> None:
     assert (ROOT.parent / "LEADERBOARD.md").read_text() == markdown(load_entries())
     page = (ROOT.parent / "LEADERBOARD.html").read_text()
     tables = [json.loads(json.loads(data)) for data in re.findall(r'"data_json": ("(?:[^"\\]|\\.)*")', page)]
-    expected = [tuple(columns(entry).values()) for entry in load_entries()]
-    assert sorted(tuple(row[-len(expected[0]):]) for table in tables for row in table) == sorted(expected)
+    expected = [(*columns(entry).values(), command(entry)) for entry in load_entries()]
+    shown = [(*row[:len(expected[0]) - 1], row[-1]) for table in tables for row in table]
+    assert sorted(shown) == sorted(expected)
 
 
 def test_the_readme_shows_the_committed_entries(tmp_path: Path) -> None:
     text = (ROOT.parents[1] / "README.md").read_text()
     assert readme(text, load_entries()) == text
     entry = load_entries()[0]
-    assert f"| {entry.summary['output_throughput']:,.0f} |" in text
+    assert f"| {columns(entry)['tok/s']} |" in text
     assert readme(text, []) != text
+
+
+@pytest.mark.parametrize(("place", "changes"), [
+    ("tiny/2x-other", {}), ("others/2x-intel-r-xeon-r-processor", {}),
+    (None, {"workload": "agentic"}), (None, {"provenance__evidence": "emulated"}), (None, {"load__mode": "batch"}),
+    (None, {"provenance__data_source": "hub:a/b@c#d"}), (None, {"sampling__temperature": 1.0}),
+])
+def test_the_readme_shows_only_what_it_says_of_its_table(
+    make: Make, tmp_path: Path, place: str | None, changes: dict[str, Any]
+) -> None:
+    marks, told = f"{leaderboard.README_BEGIN}\n{leaderboard.README_END}", "tiny/2x-intel-r-xeon-r-processor"
+    embedded = {"provenance__data_source": "embedded:problems"}
+    make(tmp_path / "entropy" / told / "a", **embedded)
+    [shown] = load_entries(tmp_path)
+    assert readme(marks, [shown]).count("| entropy |") == 1
+    make(tmp_path / "entropy" / (place or told) / "b", **embedded | changes)
+    assert len(load_entries(tmp_path)) == 2
+    assert readme(marks, load_entries(tmp_path)) == readme(marks, [shown])
+
+
+def test_what_a_row_was_set_to_is_shown(make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "entropy" / "tiny" / "cpu"
+    make(folder / "a", values={"batching": {"policy": "fixed", "B": [1, 3]}})
+    make(folder / "b", values={"algo": {"weights": [0.5, 0.2]}}, scale=2.0)
+    make(folder / "c", threshold=0.123456, scale=3.0)
+    make(folder / "d", threshold="always", scale=4.0)
+    shown = [(row["threshold"], row["batching"], row["evidence"], row["valid"])
+             for row in map(columns, load_entries(tmp_path))]
+    assert shown == [("0.5", "fixed [1, 3]", "measured", "yes"), ("weights [0.5, 0.2]", "eager", "measured", "yes"),
+                     ("0.1235", "eager", "measured", "yes"), ("always", "eager", "measured", "yes")]
+
+
+def test_a_title_names_the_models_of_all_its_rows(make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "entropy" / "tiny" / "cpu"
+    model = {"id": "m/medium", "params": 800_000}
+    for name in "ab":
+        make(folder / name, **({"models__medium": model} if name == "b" else {}))
+    alone, both = load_entries(tmp_path)[:1], load_entries(tmp_path)
+    assert "tiny (" in group_title(alone) and "m/medium" not in group_title(alone)
+    assert "m/medium 0.80M" in group_title(both) and group_title(both) == group_title(both[::-1])
+
+
+def test_both_pages_say_what_can_be_compared(make: Make, tmp_path: Path) -> None:
+    make(tmp_path / "entropy" / "tiny" / "cpu" / "a")
+    for text in (markdown(load_entries(tmp_path)), html(load_entries(tmp_path)).replace("&#39;", "'")):
+        assert "in some hours 1.7 times" in text and "Only what ran in turns can be compared" in text
+
+
+def test_the_frontier_is_what_none_is_better_than() -> None:
+    assert frontier([(1, 9), (2, 9), (2, 8), (3, 5), (2.5, 4), (4, 5), (0.5, 1)]) == [(2, 9), (4, 5)]
+    assert frontier([(1, 1)]) == [(1, 1)]
+
+
+def test_the_page_has_a_frontier_in_each_plot_and_each_rows_command(make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "entropy" / "tiny" / "cpu"
+    make(folder / "a")
+    make(folder / "b", scale=2.0)
+    page = html(load_entries(tmp_path))
+    assert page.count('id="frontier"') == 2 and page.count("python bench/run.py a=b") >= 2
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_cells_are_sorted_by_their_first_number(make: Make, tmp_path: Path) -> None:
+    """As the page's own function has it, on all columns but those of words."""
+    make(tmp_path / "entropy" / "tiny" / "cpu" / "a")
+    page = html(load_entries(tmp_path))
+    text = r'("(?:[^"\\]|\\.)*")'
+    [[targets], [function], [data]] = (re.findall(f'"{name}": {value}', page) for name, value in (
+        ("targets", r"(\[[\d, ]+\])"), ("render", text), ("data_json", text)))
+    [row] = json.loads(json.loads(data))
+    keyed = [row[place] for place in json.loads(targets)]
+    assert keyed[0] == "0.5" and keyed[-1] == "concurrency 4"
+    assert not {"tokenrouter", "entropy", "measured", "yes", "eager"} & set(keyed)
+    cells = ["concurrency 16", "4,552 [4,000, 5,001]", "31.80 / 44.00", "3.1%", "1e-05", "2.1 [1.6, 2]", "-", "always"]
+    program = (f"const key = {json.loads(function)};"
+               f"console.log(JSON.stringify({cells}.map(cell => [key(cell, 'sort'), key(cell, 'display')])))")
+    said = json.loads(subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True).stdout)
+    assert [key for key, _ in said] == [16, 4552, 31.8, 3.1, 1e-5, 2.1, "", ""] and [text for _, text in said] == cells
 
 
 def test_every_committed_entry_would_be_accepted_again() -> None:

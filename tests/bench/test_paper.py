@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bench.reproduce import document
 from bench.reproduce.description import Cell, Claim, Description, cells, load, names
 from bench.reproduce.plot import draw
 from bench.reproduce.running import Options, Outcome, Series, composed, groups, predicted
-from bench.reproduce.tabulate import claims, dominated_area, judged, tabulate, value
+from bench.reproduce.tabulate import claims, completed, dominated_area, judged, tabulate, value
 from tests.bench.conftest import ROOT
 from tokenrouter.core import InputError
 
@@ -123,28 +124,33 @@ def test_an_engine_for_gpus_chooses_their_cells() -> None:
         "0.6B + 8B", "0.6B + 32B", "1.7B + 8B", "4B + 8B"}
 
 
-def run_summary(command: list[str], throughput: float = 100.0) -> dict[str, Any]:
-    """Of a run of bench/run.py with these overrides, each of whose answers has 200 tokens."""
+def run_summary(command: list[str], throughput: float = 100.0, tokens: int = 200, minute: int = 0) -> dict[str, Any]:
+    """Of a run of bench/run.py with these overrides, each of whose answers has so many tokens; made in that minute."""
     given = dict(word.split("=", 1) for word in command)
     requests = int(given["load.num_requests"])
+    models = ["large"] if given.get("system") == "llm_only" else ["small", "large"]
     return {
+        "algo": given.get("algo"), "threshold": 0.5, "duration_s": 20.0, "quality": None,
         "workload": "aime", "engine": "torch", "sampling": {}, "hardware": {"cores": 2},
-        "models": {"small": {"id": "s", "params": 1_000_000}}, "completed": requests,
+        "models": {role: {"id": role, "params": 1_000_000} for role in models}, "completed": requests,
         "load": {"num_requests": requests, "concurrency": 4, "seed": 0},
-        "total_output_tokens": 200 * requests, "output_throughput": throughput,
+        "total_output_tokens": tokens * requests, "output_throughput": throughput,
         "steady": {"output_throughput": 1.1 * throughput}, "mean_ttft_ms": 5.0, "mean_e2el_ms": 2000.0,
         "routing": {"predicted_throughput": None, "llm_token_fraction": 0.1},
         "validity": {"valid": True, "reasons": []},
         "provenance": {"command": " ".join(["python bench/run.py", *command]), "models_hash": "m",
                        "data_source": "embedded:x", "data_version": "1", "evidence": "measured", "cpu": "c",
-                       "gpu": None, "git_sha": "abcdefgh", "date": "2026-01-01T00:00:00"}}
+                       "gpu": None, "git_sha": "abcdefgh", "dirty": False,
+                       "date": f"2026-01-01T{minute // 60:02}:{minute % 60:02}:00"}}
 
 
 class Runs:
-    """Stands for bench/run.py: `speed` says the tokens/s of a system; one that it lacks fails."""
+    """Stands for bench/run.py: `speed` says the tokens/s of a system; one that it lacks fails. `tokens`: of an answer,
+    where it is not 200."""
 
     def __init__(self, speed: dict[str, float]) -> None:
         self.speed, self.made, self.stop_at = speed, [], -1
+        self.tokens: dict[str, int] = {}
 
     def __call__(self, command: list[str]) -> int:
         *overrides, folder = command[2:]
@@ -156,7 +162,12 @@ class Runs:
             return 1
         file = Path(folder.removeprefix("hydra.run.dir="), "summary.json")
         file.parent.mkdir(parents=True)
-        file.write_text(json.dumps(run_summary(overrides, self.speed[system])))
+        tokens = self.tokens.get(system, 200)
+        summary = run_summary(overrides, self.speed[system], tokens, len(self.made))
+        file.write_text(json.dumps(summary))
+        file.with_name("requests.jsonl").write_text("".join(json.dumps({
+            "id": f"p{i}", "sample": 0, "output_tokens": tokens, "ttft_ms": 5.0, "e2el_ms": 2000.0, "grade": None,
+            "error": None}) + "\n" for i in range(summary["completed"])))
         return 0
 
     def measured(self) -> list[tuple[str, int]]:
@@ -172,11 +183,14 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     return stand_in
 
 
-def execute(tmp_path: Path, **options: Any) -> tuple[Description, list[Outcome]]:
+def execute(
+    tmp_path: Path, systems: Sequence[str] = ("LLM-only", "Official Code", "TokenRouter"), **options: Any,
+) -> tuple[Description, list[Outcome]]:  # fmt: skip
     """Table 2's R2R."""
     table = load("table2")
     made = Series(table, Options(out=str(tmp_path), **options), [])
-    outcomes = made.prepare([one for one in cells(table, "cpu") if dict(one.labels)["algo"] == "R2R"])
+    outcomes = made.prepare([one for one in cells(table, "cpu")
+                             if dict(one.labels)["algo"] == "R2R" and dict(one.labels)["system"] in systems])
     made.execute(outcomes)
     return table, outcomes
 
@@ -184,7 +198,7 @@ def execute(tmp_path: Path, **options: Any) -> tuple[Description, list[Outcome]]
 def test_compared_systems_take_turns_on_the_same_requests(runs: Runs, tmp_path: Path) -> None:
     execute(tmp_path, repeats=2, minutes=1.0, longest=4.0)
     fastest = round(60 * 440 / 200)  # the trial's steady tokens/s
-    slowest = max(40, round(4 * 60 * 11 / 200))
+    slowest = round(4 * 60 * 11 / 200)  # fewer than 10 a client
     turn = [("llm_only", fastest), ("official", slowest), ("tokenrouter", fastest)]
     assert runs.measured() == turn * 2
     assert len(runs.made) == 9  # a trial each
@@ -198,6 +212,37 @@ def test_what_is_there_is_not_run_again(runs: Runs, tmp_path: Path) -> None:
     assert len(runs.made) == 7 and [len(outcome.summaries) for outcome in outcomes] == [2, 2, 2]
     execute(tmp_path, repeats=2, requests=5)  # cells of another size are others
     assert len(runs.made) == 13
+
+
+def test_a_slow_cell_serves_a_request_a_client_at_least(runs: Runs, tmp_path: Path) -> None:
+    runs.speed["official"] = 0.1
+    execute(tmp_path, repeats=1, minutes=1.0, longest=2.0)
+    assert dict(runs.measured())["official"] == 4
+
+
+def test_the_same_cell_with_more_requests_is_another_run(runs: Runs, tmp_path: Path) -> None:
+    """A faster system that is selected later gives all of them more to serve."""
+    execute(tmp_path, ["LLM-only", "Official Code"], repeats=2, minutes=1.0, longest=60.0)
+    assert dict(runs.measured())["llm_only"] == 40
+    made = len(runs.made)
+    _, outcomes = execute(tmp_path, repeats=2, minutes=1.0, longest=60.0)
+    assert [system for system, _ in runs.measured()[4:]] == ["llm_only", "official", "tokenrouter"] * 2
+    assert len(runs.made) == made + 7 and [outcome.requests for outcome in outcomes] == [132] * 3
+    again = Series(load("table2"), Options(out=str(tmp_path), minutes=1.0, longest=60.0), [])
+    found = again.prepare([outcome.cell for outcome in outcomes])
+    again.collect(found)
+    assert [one.summaries for one in found] == [outcome.summaries for outcome in outcomes]  # those made last
+    assert [one.folders for one in found] == [outcome.folders for outcome in outcomes]
+
+
+def test_runs_without_an_answer_are_not_collected(runs: Runs, tmp_path: Path) -> None:
+    table, outcomes = execute(tmp_path, repeats=2, requests=4)
+    file = outcomes[0].folders[1] / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"completed": 0}))
+    again = Series(table, Options(out=str(tmp_path), requests=4), [])
+    found = again.prepare([outcome.cell for outcome in outcomes])
+    again.collect(found)
+    assert [len(one.summaries) for one in found] == [1, 2, 2]
 
 
 def test_a_cell_that_fails_leaves_the_others(runs: Runs, tmp_path: Path) -> None:
@@ -250,6 +295,60 @@ def test_compared_runs_of_other_data_are_not_valid(runs: Runs, tmp_path: Path) -
         "no: 1 repeats, comparisons need 3")
 
 
+def test_systems_that_answer_alike_must_write_as_much(runs: Runs, tmp_path: Path) -> None:
+    runs.tokens = {"llm_only": 100, "official": 195}  # the large model alone answers otherwise
+    table, outcomes = execute(tmp_path / "alike", repeats=3, requests=4)
+    assert set(tabulate(table, outcomes)["valid"].iloc[:9]) == {"yes"}
+    runs.tokens["official"] = 150
+    table, outcomes = execute(tmp_path / "unlike", repeats=3, requests=4)
+    assert set(tabulate(table, outcomes)["valid"].iloc[:9]) == {"no: compared runs differ in output tokens"}
+
+
+def test_lengths_are_compared_on_the_requests_that_all_answered(runs: Runs, tmp_path: Path) -> None:
+    table, outcomes = execute(tmp_path, repeats=3, requests=4)
+    file = outcomes[1].folders[0] / "requests.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:1]))
+    assert set(tabulate(table, outcomes)["valid"].iloc[:9]) == {"yes"}
+
+
+def test_uncommitted_code_is_not_valid(runs: Runs, tmp_path: Path) -> None:
+    table, outcomes = execute(tmp_path, repeats=3, requests=4)
+    outcomes[1].summaries[1]["provenance"]["dirty"] = True
+    frame = tabulate(table, outcomes).set_index("system")
+    assert set(frame.loc["Official Code", "valid"].iloc[:3]) == {"no: code that is not committed"}
+    assert set(frame.loc["Official Code", "commit"].iloc[:3]) == {"abcdefg, abcdefg with changes"}
+    assert frame.loc["TokenRouter", ["valid", "commit"]].iloc[0].tolist() == ["yes", "abcdefg"]
+
+
+def of_figure_10(minutes: Sequence[int]) -> tuple[Description, list[Outcome]]:
+    """Its first two cells, which take turns without being compared, in three repeats made in these minutes: A B A .."""
+    table = load("figure10")
+    found = [one for one in cells(table, "cpu") if dict(one.labels)["N"] == "4"][:2]
+    return table, [Outcome(one, {}, None, summaries=[
+        run_summary([f"load.num_requests={40 + number}"], minute=minute) for minute in minutes[number::2]])
+        for number, one in enumerate(found)]
+
+
+def test_cells_that_are_not_compared_take_turns_too() -> None:
+    table, outcomes = of_figure_10(range(6))
+    assert outcomes[0].cell.compare is None and tabulate(table, outcomes)["valid"].iloc[:2].tolist() == ["yes", "yes"]
+    outcomes[1].summaries[0]["provenance"]["git_sha"] = "another"
+    assert set(tabulate(table, outcomes)["valid"].iloc[:2]) == {"no: compared runs differ in git_sha"}
+    table, outcomes = of_figure_10([0, 3, 1, 4, 2, 5])
+    assert set(tabulate(table, outcomes)["valid"].iloc[:2]) == {
+        "no: compared runs differ in when they were made: not in turns"}
+
+
+def test_what_was_kept_is_not_valid_beside_what_took_its_turns_without_it() -> None:
+    table, outcomes = of_figure_10(range(6))
+    earlier = tabulate(table, outcomes)
+    every = [outcome.cell for outcome in outcomes]
+    found = completed(table, tabulate(table, outcomes), earlier, every, every[:1])["valid"].iloc[:2].tolist()
+    assert found == ["yes", "no: not in turns with what was measured since"]
+    found = completed(table, tabulate(table, outcomes), earlier, every, [])["valid"].iloc[:2].tolist()
+    assert found == ["yes", "yes"]
+
+
 def test_fields_of_summaries() -> None:
     summary = {"mean_tpot_ms": 4.0, "quality": None, "routing": {"breakdown_ms": {"small": {"page allocation": 0.5}}}}
     assert value(summary, "1000/mean_tpot_ms") == 250 and value(summary, "mean_tpot_ms/1000") == 0.004
@@ -277,6 +376,77 @@ def test_the_best_threshold_is_judged_by_what_is_measured_there() -> None:
     assert claims(table, frame_of(table, rows))[0]["measured"] == [0.8, 1.0]
 
 
+def all_valid(table: Description, **columns: Any) -> pd.DataFrame:
+    """The rows of a table all of whose cells are measured on a CPU and valid."""
+    return frame_of(table, [dict(one.labels) | {"measure": measure, "measured": 1.0, "valid": "yes"} | columns
+                            for one in cells(table, "cpu") if not one.because for measure in table.measures])
+
+
+def validity(table: Description, frame: pd.DataFrame) -> list[bool]:
+    return [claim["valid"] for claim in claims(table, frame)]
+
+
+def test_a_claim_is_valid_if_all_that_it_speaks_of_is() -> None:
+    table = load("table2")
+    frame = all_valid(table)
+    assert validity(table, frame) == [True, True, True]  # R-Stitch's official code cannot be run and is not missed
+    place = (frame["algo"] == "CITER") & (frame["system"] == "Official Code")
+    for changes in ({"measured": float("nan"), "valid": "the run failed"}, {"valid": "no: 1 repeats"}):
+        broken = frame.copy()
+        broken.loc[place, list(changes)] = list(changes.values())
+        assert validity(table, broken) == [False, False, True]
+    assert validity(table, frame[~place]) == [False, False, True]
+    assert validity(table, frame[frame["system"] == "Official Code"]) == [False, False, False]
+
+
+def test_claims_across_cells_that_took_no_turns_are_not_valid() -> None:
+    assert validity(load("figure1b"), all_valid(load("figure1b"))) == [False] * 6  # N = 16 over N = 1
+    assert validity(load("figure5"), all_valid(load("figure5"))) == [True, True, False, False]
+    assert validity(load("figure7"), all_valid(load("figure7"))) == [True, False]  # query-level is a block of its own
+    for name in ("figure10", "table7"):
+        assert all(validity(load(name), all_valid(load(name))))
+
+
+def test_claims_of_an_ablation_are_of_one_account() -> None:
+    for name in ("figure1a", "table6"):
+        assert all("account" in claim.where for claim in load(name).claims)
+        words = [claim.claim for claim in load(name).claims]
+        assert len(set(words)) == len(words)
+
+
+def test_the_steady_window_stands_beside_the_prediction(runs: Runs, tmp_path: Path) -> None:
+    table, outcomes = execute(tmp_path, repeats=3, requests=4)
+    for summary in outcomes[2].summaries:
+        summary["routing"]["predicted_throughput"] = 450.0
+    frame = tabulate(table, outcomes)
+    text = document.section(table, frame)
+    assert "| 400 (paper 244.6, steady 440, predicted 450) |" in text and "| 10 (paper 89.62) " in text
+    own = document.readable(table, frame).set_index(["system", "measure"]).loc[("TokenRouter", "tok/s")].iloc[0]
+    assert own["steady"] == "440" and own["steady/predicted"] == "0.978" and own["measured/paper"] == "1.636"
+    assert frame[frame["measure"] != "tok/s"]["steady"].isna().all()
+    figure10, emulated = of_figure_10(range(6))
+    made = tabulate(figure10, emulated).iloc[0]
+    assert made["measured"] == pytest.approx(110.0) and pd.isna(made["steady"])  # it is the steady window itself
+
+
+def test_claims_that_are_predicted_show_the_steady_window() -> None:
+    table = load("figure1b")
+    frame = all_valid(table)
+    speed = frame["measure"] == "tok/s"
+    frame.loc[speed & (frame["N"] == "16"), ["measured", "steady", "predicted"]] = [6.0, 6.5, 7.0]
+    frame.loc[speed & (frame["N"] == "1"), ["steady", "predicted"]] = [1.0, 1.0]
+    lines = document.section(table, frame).splitlines()
+    [line] = [line for line in lines if "TokenRouter's throughput at N = 16 over N" in line]
+    assert [word.strip() for word in line.split("|")[2:5]] == ["8.61", "7", "6* (steady 6.5)"]
+
+
+def test_a_kept_table_without_the_steady_window_is_read(tmp_path: Path) -> None:
+    table = load("table2")
+    all_valid(table, steady=1.0).drop(columns="steady").to_csv(tmp_path / "table2.csv", index=False)
+    found = document.read(table, tmp_path)
+    assert found is not None and found["steady"].isna().all() and (found["measured"] == 1.0).all()
+
+
 def test_dominated_area() -> None:
     assert dominated_area([(2.0, 1.0), (1.0, 2.0), (0.5, 0.5)]) == 3.0 and dominated_area([]) == 0.0
     table = load("figure7")
@@ -291,7 +461,7 @@ def test_dominated_area() -> None:
 def test_a_picture_is_drawn(name: str, tmp_path: Path) -> None:
     table = load(name)
     rows = [dict(one.labels) | {
-        "measure": measure, "measured": 10.0 + i, "least": 9.0, "greatest": 200.0, "predicted": 9.5}
+        "measure": measure, "measured": 10.0 + i, "least": 9.0, "greatest": 200.0, "predicted": 9.5, "steady": 10.5}
             for i, one in enumerate(cells(table, "cpu")) for measure in table.measures]
     draw(table, frame_of(table, rows), tmp_path / "picture.png")
     assert (tmp_path / "picture.png").is_file()
@@ -317,6 +487,15 @@ def test_a_stopped_command_says_what_is_kept(runs: Runs, tmp_path: Path) -> None
     assert frame.loc["LLM-only", "measured"].notna().any() and frame.loc["TokenRouter", "measured"].isna().all()
 
 
+def test_nothing_to_run_is_said(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(paper, "MEASURED", tmp_path / "measured")
+    main(["table=8", "engine=sglang", f"out={tmp_path}", "keep"])
+    assert capsys.readouterr().err == f"table8: nothing to run on GPUs: {load('table8').left_out}\n"
+    assert not runs.made and not list(tmp_path.iterdir())  # what was measured on a CPU stays
+
+
 def test_the_document_is_what_its_command_makes_of_the_kept_tables() -> None:
     text = document.DOCUMENT.read_text()
     assert document.render(text, paper.MEASURED) == text
@@ -328,10 +507,16 @@ def test_a_document_without_a_block_is_refused() -> None:
         document.render(text, paper.MEASURED)
 
 
-def test_what_was_kept_is_shown(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are kept, and shown, in copies."""
     monkeypatch.setattr(paper, "MEASURED", tmp_path / "measured")
     monkeypatch.setattr(document, "DOCUMENT", tmp_path / "doc.md")
     document.DOCUMENT.write_text((ROOT / "docs" / "reproduction.md").read_text())
+
+
+@pytest.mark.usefixtures("measured")
+def test_what_was_kept_is_shown(runs: Runs, tmp_path: Path) -> None:
     main(["table=2", "only=[R2R]", "requests=4", "repeats=3", f"out={tmp_path}", "keep"])
     text = document.DOCUMENT.read_text()
     assert "| TokenRouter's throughput over Official Code's, original settings, N = 4" in text
@@ -346,12 +531,8 @@ def kept(runs: Runs, folder: Path, *words: str) -> pd.DataFrame:
     return frame[frame["measure"] == "tok/s"].set_index(["algo", "system"])["measured"]
 
 
-def test_what_was_kept_stays_but_beside_other_turns(
-    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(paper, "MEASURED", tmp_path / "measured")
-    monkeypatch.setattr(document, "DOCUMENT", tmp_path / "doc.md")
-    document.DOCUMENT.write_text((ROOT / "docs" / "reproduction.md").read_text())
+@pytest.mark.usefixtures("measured")
+def test_what_was_kept_stays_but_beside_other_turns(runs: Runs, tmp_path: Path) -> None:
     kept(runs, tmp_path / "first", "only=[R2R,CITER]")
     runs.speed["tokenrouter"] = 500.0
     found = kept(runs, tmp_path / "second", "only=[R2R,LLM-only,TokenRouter]")
@@ -361,3 +542,37 @@ def test_what_was_kept_stays_but_beside_other_turns(
     assert found["Co-LLM"].isna().all()
     text = document.DOCUMENT.read_text()
     assert document.render(text, paper.MEASURED) == text
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_stopped_command_leaves_what_was_kept(runs: Runs, tmp_path: Path) -> None:
+    kept(runs, tmp_path / "first", "only=[R2R]")
+    table, text = (paper.MEASURED / "table2.csv").read_text(), document.DOCUMENT.read_text()
+    runs.speed["llm_only"], runs.stop_at = 50.0, len(runs.made) + 2
+    with pytest.raises(series.Interrupted):
+        kept(runs, tmp_path / "second", "only=[R2R]")
+    assert (paper.MEASURED / "table2.csv").read_text() == table and document.DOCUMENT.read_text() == text
+    assert kept(runs, tmp_path / "second", "only=[R2R]")["R2R"]["LLM-only"] == 50.0
+
+
+@pytest.mark.usefixtures("measured")
+def test_tables_that_are_through_are_kept_and_shown_when_the_next_is_stopped(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(paper, "names", lambda: ["table2", "table5"])
+    runs.stop_at = 5
+    with pytest.raises(series.Interrupted):
+        main(["all", "only=[R2R]", "requests=4", "repeats=1", f"out={tmp_path}", "keep"])
+    assert [file.name for file in paper.MEASURED.glob("*.csv")] == ["table2.csv"]
+    text = document.DOCUMENT.read_text()
+    assert "400* (paper 244.6)" in text and document.render(text, paper.MEASURED) == text
+
+
+@pytest.mark.usefixtures("measured")
+def test_older_runs_replace_nothing_that_was_kept(runs: Runs, tmp_path: Path) -> None:
+    main(["table=2", "only=[R2R]", "requests=4", "repeats=1", f"out={tmp_path / 'old'}"])
+    runs.speed["tokenrouter"] = 500.0
+    kept(runs, tmp_path / "new", "only=[R2R]")
+    assert kept(runs, tmp_path / "old", "only=[CITER]")["R2R"]["TokenRouter"] == 500.0
+    assert kept(runs, tmp_path / "old", "dry")["R2R"]["TokenRouter"] == 500.0
+    assert kept(runs, tmp_path / "old", "only=[R2R]")["R2R"]["TokenRouter"] == 400.0  # asked for, and there already

@@ -49,14 +49,14 @@ class Runs:
 
     def __init__(self) -> None:
         self.made: list[list[str]] = []
-        self.code, self.reasons = 0, ["measured 1 s"]
+        self.code, self.reasons, self.completed = 0, ["measured 1 s"], 8
 
     def __call__(self, command: list[str]) -> int:
         *overrides, folder = command[2:]
         self.made.append(overrides)
         file = Path(folder.removeprefix("hydra.run.dir="), "summary.json")
         file.parent.mkdir(parents=True, exist_ok=True)
-        summary = {"n": len(self.made), "validity": {"reasons": self.reasons},
+        summary = {"n": len(self.made), "completed": self.completed, "validity": {"reasons": self.reasons},
                    "provenance": {"command": " ".join(["python bench/run.py", *overrides])}}
         file.write_text(json.dumps(summary))
         return self.code
@@ -86,6 +86,14 @@ def test_a_run_that_ended_early_is_made_again(tmp_path: Path, runs: Runs, reason
     assert run(tmp_path, ["algo=r2r"])["n"] == run(tmp_path, ["algo=r2r"])["n"] == 2
 
 
+def test_a_run_that_answered_nothing_is_made_again(tmp_path: Path, runs: Runs) -> None:
+    runs.completed, runs.code = 0, 1
+    with pytest.raises(RunFailed):
+        run(tmp_path, ["algo=r2r"])
+    runs.completed, runs.code = 1, 0
+    assert run(tmp_path, ["algo=r2r"])["n"] == run(tmp_path, ["algo=r2r"])["n"] == 2
+
+
 def test_each_run_is_announced_and_the_time_left_when_it_is_known(
     tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,7 +113,7 @@ def test_each_run_is_announced_and_the_time_left_when_it_is_known(
 def test_a_signal_lets_the_run_write_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
 ) -> None:
-    program = Program(tmp_path, {"validity": {"reasons": []}, "provenance": {}})
+    program = Program(tmp_path, {"completed": 8, "validity": {"reasons": []}, "provenance": {}})
     monkeypatch.setattr(series, "ROOT", tmp_path)
     program.stops(1, [number])
     with survives():
@@ -117,7 +125,8 @@ def test_a_signal_lets_the_run_write_what_it_has(
 
 
 def test_a_second_signal_kills_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Program(tmp_path, {"validity": {"reasons": []}, "provenance": {}}).stops(1, [signal.SIGINT, signal.SIGTERM])
+    program = Program(tmp_path, {"completed": 8, "validity": {"reasons": []}, "provenance": {}})
+    program.stops(1, [signal.SIGINT, signal.SIGTERM])
     monkeypatch.setattr(series, "ROOT", tmp_path)
     with survives():
         assert command(lambda _: run(tmp_path / "out", ["a=1"])) == 130  # type: ignore[arg-type]
@@ -125,7 +134,7 @@ def test_a_second_signal_kills_the_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_run_ends_when_its_command_is_killed(tmp_path: Path) -> None:
-    Program(tmp_path, {"validity": {"reasons": []}, "provenance": {}}).stops(1, [signal.SIGKILL])
+    Program(tmp_path, {"completed": 8, "validity": {"reasons": []}, "provenance": {}}).stops(1, [signal.SIGKILL])
     code = "import sys, pathlib; from bench import series; series.ROOT = pathlib.Path(sys.argv[1]); " \
            "series.run(series.ROOT / 'out', ['a=1'])"
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=series.ROOT)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bench.validity import judge
+from bench.validity import differences, judge
 
 GOOD: dict[str, Any] = {
     "mode": "closed", "completed": 400, "failed": 0, "duration_s": 61.0, "concurrency": 4,
@@ -36,3 +36,11 @@ def test_how_many_are_under_way_is_no_demand_where_requests_come_by_themselves(m
 
 def test_one_failure_in_a_thousand_is_allowed() -> None:
     assert judge(**GOOD | {"completed": 999, "failed": 1})["valid"]
+
+
+def test_runs_with_other_graders_are_not_compared() -> None:
+    origin = dict.fromkeys(("models_hash", "data_source", "data_version", "cpu", "gpu", "evidence", "git_sha"), "x")
+    run = {"provenance": origin, "workload": "w", "sampling": {}, "hardware": {}, "load": {},
+           "quality": {"metric": "accuracy (boxed)", "value": 0.5}}
+    assert differences([run, run | {"quality": {"metric": "accuracy (boxed)", "value": 0.6}}]) == []
+    assert differences([run, run | {"quality": {"metric": "accuracy (choice)", "value": 0.5}}]) == ["grader"]

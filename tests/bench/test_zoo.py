@@ -112,4 +112,7 @@ def test_the_command_runs_the_points_and_writes_the_files(tmp_path: Path, monkey
                               "load.num_requests=8"]
     written = (tmp_path / "zoo.md").read_text()
     assert written.count("\n| ") == 4 and "me: no routing profile: " in written and "slm_only: no" not in written
+    monkeypatch.setattr("bench.zoo.profile_of_run", lambda folder: pytest.fail("profiles that nobody asked for"))
+    main(["algos=[me]", "requests=8", f"out={tmp_path / 'smoke'}"])
+    assert "no routing profile" not in (tmp_path / "smoke" / "zoo.md").read_text()
     assert (tmp_path / "zoo.csv").read_text().count("\n") == 5 and (tmp_path / "zoo.png").stat().st_size > 1000
