@@ -2,13 +2,14 @@
 
 Targets: `llm_fraction:0.1` (share of tokens that the large model writes), `handoff:0.35` (share of the small model's
 proposals that are handed over), `quality:0.98` (accuracy over the large model's; the least use of it that reaches
-that). The curve of all thresholds tried is stored as JSON beside the router's weights, or where `out=` says.
+that). The curve of all thresholds tried is stored as JSON beside the router's weights, or where `out=` says. An
+interrupted calibration goes on when the same command is given again.
 """
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,11 @@ from tokenrouter.interface import BaseRouter, StepResult
 from tokenrouter.paths import ROOT, resolve
 from zoo.cli import convert, progress_bar, run, split_arguments
 from zoo.offline import Offline
+from zoo.points import Points, identity, outcome_of, plain
 from zoo.quality import Outcome, as_row, measure
 from zoo.setup import Setup
+from zoo.tasks.rows import Task
+from zoo.tasks.workload import Workload
 from zoo.threshold import ThresholdRouter
 
 METRICS = {"llm_fraction": "llm_token_fraction", "handoff": "handoff", "quality": "quality"}
@@ -43,56 +47,67 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class Curve:
     """Measured points, by level: the share of the proposals along the large model's answers that leave."""
 
-    def __init__(self, setup: Setup, options: Options) -> None:
-        self.setup, self.options = setup, options
-        self.workload, self.tasks = setup.problems("calibration", options.problems)
+    def __init__(
+        self, setup: Setup, workload: Workload, tasks: Sequence[Task], decode_batch: int, kept: Points
+    ) -> None:
+        self.setup, self.workload, self.tasks = setup, workload, tasks
+        self._batch, self._kept = decode_batch, kept
         roles = setup.algorithm.roles
-        length = max(len(setup.prompt(task)) for task in self.tasks) + self.workload.max_tokens
-        self.engines = [setup.engine(role, options.decode_batch, length) for role in roles]
+        length = max(len(setup.prompt(task)) for task in tasks) + workload.max_tokens
+        self.engines = [setup.engine(role, decode_batch, length) for role in roles]
         self.large = len(roles) - 1
         self.points: dict[float, dict[str, Any]] = {}
-        self._scores: list[torch.Tensor] = []
-        offline = self._offline()
-        router = offline.routers[0]
-        assert isinstance(router, ThresholdRouter)
-        self.above = router.leaves != "<"
-        self._listen(router)
-        # Each proposal is scored and then replaced: what comes out are the large model's own answers. A large model
-        # that has the threshold too returns as soon as it can, so that all of the small one's scores are seen.
-        set_threshold(offline.routers[1:], "never")
-        set_threshold([router], "always")
-        self.llm = self._run(offline, "always, which is the large model alone")
+        alone = kept.get("always", self._large_alone)
+        self.llm, self.scores = outcome_of(alone["outcome"]), torch.tensor(alone["scores"], dtype=torch.float64)
         self.points[1.0] = {"threshold": "always", **as_row(self.llm, self.llm)}
-        self.scores = torch.cat(self._scores).double()
 
     def measure(self, level: float) -> dict[str, Any]:
         """The point of a level, decoded at the threshold that belongs to it."""
         if level not in self.points:
-            quantile = self.scores.quantile(1 - level if self.above else level)
+            router = self.setup.algorithm.router(self.setup.algorithm.roles[0])
+            assert isinstance(router, ThresholdRouter)
+            quantile = self.scores.quantile(level if router.leaves == "<" else 1 - level)
             threshold = float(quantile.clamp(0, 1)) if level else "never"
-            offline = self._offline()
-            set_threshold(offline.routers, threshold)
-            label = f"{threshold:.4f}" if isinstance(threshold, float) else threshold
-            self.points[level] = {"threshold": threshold, **as_row(self._run(offline, label), self.llm)}
+            found = outcome_of(self._kept.get(threshold, partial(self._at, threshold)))
+            self.points[level] = {"threshold": threshold, **as_row(found, self.llm)}
         return self.points[level]
 
+    def _at(self, threshold: float | str) -> dict[str, Any]:
+        offline = self._offline()
+        set_threshold(offline.routers, threshold)
+        return plain(self._run(offline, f"{threshold:.4f}" if isinstance(threshold, float) else threshold))
+
+    def _large_alone(self) -> dict[str, Any]:
+        """Its outcome, and the scores of the small model's proposals along its answers."""
+        offline, scores = self._offline(), list[torch.Tensor]()
+        router = offline.routers[0]
+        assert isinstance(router, ThresholdRouter)
+        _listen(router, scores)
+        # Each proposal is scored and then replaced: what comes out are the large model's own answers. A large model
+        # that has the threshold too returns as soon as it can, so that all of the small one's scores are seen.
+        set_threshold(offline.routers[1:], "never")
+        set_threshold([router], "always")
+        outcome = self._run(offline, "always, which is the large model alone")
+        return {"outcome": plain(outcome), "scores": torch.cat(scores).double().tolist()}
+
     def _offline(self) -> Offline:
-        return Offline(self.setup.algorithm, self.engines, batch_size=self.options.decode_batch)
+        return Offline(self.setup.algorithm, self.engines, batch_size=self._batch)
 
     def _run(self, offline: Offline, threshold: str) -> Outcome:
         with progress_bar() as bar:
             task = bar.add_task(f"threshold {threshold}", total=len(self.tasks))
             return measure(self.setup, self.workload, self.tasks, offline, self.large, partial(bar.advance, task))[0]
 
-    def _listen(self, router: ThresholdRouter) -> None:
-        scores = router.scores
 
-        def listening(result: StepResult) -> tuple[torch.Tensor, torch.Tensor]:
-            found = scores(result)
-            self._scores.append(found[0][found[1] == router.threshold].cpu())  # others are not decided by it
-            return found
+def _listen(router: ThresholdRouter, heard: list[torch.Tensor]) -> None:
+    scores = router.scores
 
-        router.scores = listening  # type: ignore[method-assign]
+    def listening(result: StepResult) -> tuple[torch.Tensor, torch.Tensor]:
+        found = scores(result)
+        heard.append(found[0][found[1] == router.threshold].cpu())  # others are not decided by it
+        return found
+
+    router.scores = listening  # type: ignore[method-assign]
 
 
 def set_threshold(routers: Iterable[BaseRouter], value: float | str) -> None:
@@ -153,17 +168,20 @@ def main(arguments: list[str]) -> None:
     if options.problems < 1:
         raise InputError(f"problems={options.problems}: allowed is >= 1")
     setup.check_vocabularies()
-    curve = Curve(setup, options)
-    level = search(curve, metric, value, options.refine)
-    chosen = curve.points[level]
+    workload, tasks = setup.problems("calibration", options.problems)
+    about = {**identity(setup), "data": workload.data_source, "problems": len(tasks), "batch": options.decode_batch}
     file = Path(options.out) if options.out else default_file(algo)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({
-        "algo": algo["name"], "target": options.target, "threshold": chosen["threshold"], "chosen": chosen,
-        "models": {role: setup.model_name(role) for role in setup.algorithm.roles},
-        "data": curve.workload.data_source, "problems": options.problems, "seed": options.seed,
-        "curve": [{"level": at, **curve.points[at]} for at in sorted(curve.points)],
-    }, indent=1) + "\n")
+    with Points("calibrate", about) as kept:
+        curve = Curve(setup, workload, tasks, options.decode_batch, kept)
+        level = search(curve, metric, value, options.refine)
+        chosen = curve.points[level]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({
+            "algo": algo["name"], "target": options.target, "threshold": chosen["threshold"], "chosen": chosen,
+            "models": {role: setup.model_name(role) for role in setup.algorithm.roles},
+            "data": workload.data_source, "problems": options.problems, "seed": options.seed,
+            "curve": [{"level": at, **curve.points[at]} for at in sorted(curve.points)],
+        }, indent=1) + "\n")
     _print(curve, level, entry, file)
 
 

@@ -2,11 +2,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
 import torch
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers.utils.logging import disable_progress_bar
 
@@ -14,6 +17,7 @@ from tokenrouter.core import InputError
 
 GROUPS = ("algo", "models", "workload")  # keys that begin so choose files of conf/, or override their fields
 Options = TypeVar("Options", bound=msgspec.Struct)
+LINE_EVERY_S = 10.0
 
 
 def split_arguments(arguments: Iterable[str]) -> tuple[list[str], dict[str, str]]:
@@ -44,10 +48,33 @@ def convert(values: dict[str, str], options: type[Options]) -> Options:
         raise InputError(f"{key}={values[key]}: {reason}" if key else reason) from None
 
 
-def progress_bar() -> Progress:
-    """A bar with count, time gone and time left; silent where nobody watches."""
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                    TimeRemainingColumn(), disable=not sys.stderr.isatty())
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A bar with count, time gone and time left on standard error; where that is no terminal, a line now and then."""
+    console = Console(stderr=True)
+    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                  TimeRemainingColumn(), console=console, disable=not console.is_terminal,
+                  speed_estimate_period=3600) as bar:
+        if console.is_terminal:
+            yield bar
+            return
+        over = threading.Event()
+        lines = threading.Thread(target=_tell, args=(bar, over), daemon=True, name="progress")
+        lines.start()
+        try:
+            yield bar
+        finally:
+            over.set()
+            lines.join()
+
+
+def _tell(bar: Progress, over: threading.Event) -> None:
+    while not over.wait(LINE_EVERY_S):
+        for task in bar.tasks:
+            if task.remaining:
+                left = "" if task.time_remaining is None else f", left: {task.time_remaining:.0f} s"
+                bar.console.print(f"{task.description}: {task.completed:.0f}/{task.total:.0f}{left}", highlight=False,
+                                  markup=False, soft_wrap=True)
 
 
 def run(main: Callable[[list[str]], None]) -> None:

@@ -3,11 +3,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
 import zoo.calibrate
+import zoo.quality
 import zoo.train
 from tokenrouter.core import InputError
 from zoo.models import path
@@ -55,3 +57,26 @@ def test_a_router_is_trained_and_calibrated(algo: str, tmp_path: Path, capsys: p
     assert fractions[0] == 0 and fractions[-1] == 1
     assert found["models"] == {ROLE[algo]: "base" if algo == "collm" else "small", "large": "large"}
     assert 0 < found["threshold"] < 1
+
+
+def test_an_interrupted_calibration_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    measure, left = zoo.quality.measure, [0]
+
+    def some(*given: Any) -> Any:
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return measure(*given)
+
+    monkeypatch.setattr(zoo.calibrate, "measure", some)
+    command = ["algo=entropy", "target=llm_fraction:0.2", "problems=2", "refine=1", "workload.max_tokens=20"]
+    left[0] = 99
+    zoo.calibrate.main([*command, "out=once.json"])
+    used, left[0] = 99 - left[0], 4
+    with pytest.raises(KeyboardInterrupt):
+        zoo.calibrate.main([*command, "out=again.json"])
+    left[0] = used - 4
+    zoo.calibrate.main([*command, "out=again.json"])
+    assert json.loads((tmp_path / "again.json").read_text()) == json.loads((tmp_path / "once.json").read_text())
+    assert not list((tmp_path / "results" / "runs").iterdir())

@@ -14,13 +14,19 @@ from typing import Literal, cast, get_args
 from tokenrouter.core import InputError
 
 Kind = Literal["boxed", "final_number", "choice", "none"]
+LETTERS = "ABCDEFGH"  # of options
 
 _PLAIN = re.compile(r"[+-]?\d{1,30}(\.\d{1,30})?")
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
-_MARK = "####"
-_LETTER = r"\(?\b([A-H])\b\)?"
-_CHOSEN = re.compile(rf"(?:[Aa]nswer|[Cc]hoice|[Oo]ption)\b(?:\s+is)?\s*:?\s*\**\s*{_LETTER}")
-_BRACKETED = re.compile(r"\(([A-H])\)")
+_MARKED = re.compile(rf"####[\s*]*([+-]?[\s$\\]*{_NUMBER.pattern})")
+_LETTER = rf"\(?\b([{LETTERS}])\b\)?"
+_ANSWER = re.compile(r"(?i:(?:answer|(?:correct|right|best)\s+(?:option|choice))\b(?:\s+is)?"
+                     rf"(?:[\s:*]+(?:option|choice)\b)?)[\s:*]*{_LETTER}")
+_OPTION = re.compile(rf"(?i:choice|option)\b(?:\s+is)?[\s:*]*{_LETTER}")
+_BRACKETED = re.compile(rf"\(([{LETTERS}])\)")
+_FIRST = re.compile(rf"\s*\**\(?([{LETTERS}])(?:[.)](?=[\s*]|\Z)|\*\*|[^\S\n]*(?:\n|\Z))")
+_LISTED = re.compile(r"\(B\)|\bB[.)]")
+_LOWER = re.compile(rf"(?:\\[a-z]+\{{)?[\s(*{{]*([{LETTERS.lower()}])(?:[.)](?:\s.*)?|[\s*}}]*)", re.DOTALL)
 
 
 def check_kind(name: str) -> Kind:
@@ -33,25 +39,23 @@ def check_kind(name: str) -> Kind:
 def extract(kind: Kind, text: str) -> str | None:
     """The answer that `text` gives, or None.
 
-    boxed: what the last complete `\\boxed{...}` holds. final_number: the number behind the last `####` (GSM8K's mark);
-    without one, what is boxed; without that, the last number in the text. Commas between thousands are taken out.
-    choice: the letter that is boxed; without one, that behind the last `answer is`, `choice` or `option`; without that,
-    the last `(A)`, or the text itself where it is one letter. none: never any.
+    boxed: what the last complete `\\boxed{...}` holds. final_number: the number there, or all of it if it is not one;
+    without a box, the number right behind the last `####` (GSM8K's mark) that has one; without that, the last number
+    in the text. Commas between thousands are taken out. choice: the letter that is boxed; without one, that behind the
+    last `answer is`; without that, the one that the text begins with (`C. mall`, `**C**`); then that behind the last
+    `choice` or `option`; then the last `(A)`. none: never any.
     """
     if kind == "none":
         return None
     if kind == "choice":
         return _chosen(text)
-    if kind == "boxed":
-        return _last_boxed(text)
-    marked = _NUMBER.search(text, text.rfind(_MARK)) if _MARK in text else None
-    if marked:
-        return marked.group().replace(",", "")
     boxed = _last_boxed(text)
-    if boxed is not None:
+    if kind == "boxed":
         return boxed
-    numbers = _NUMBER.findall(text)
-    return numbers[-1].replace(",", "") if numbers else None
+    if boxed is not None and len(_NUMBER.findall(boxed)) != 1:
+        return boxed
+    numbers = _NUMBER.findall(boxed) if boxed else _MARKED.findall(text) or _NUMBER.findall(text)
+    return re.sub(r"[,$\\\s]", "", numbers[-1]) if numbers else None
 
 
 def decide(kind: Kind, answer: str, expected: str) -> bool | None:
@@ -85,13 +89,20 @@ def verified(answer: str, expected: str) -> bool:
 
 def _chosen(text: str) -> str | None:
     boxed = _last_boxed(text)
-    if boxed is not None and (letter := re.search(r"\b([A-H])\b", boxed)):
-        return letter[1]
-    for pattern in (_CHOSEN, _BRACKETED):
+    if boxed is not None:
+        if letter := re.search(rf"\b([{LETTERS}])\b", boxed):
+            return letter[1]
+        if lower := _LOWER.fullmatch(boxed):
+            return lower[1].upper()
+    if found := _ANSWER.findall(text):
+        return str(found[-1])
+    first = _FIRST.match(text)
+    if first and not (first[1] == "A" and _LISTED.search(text)):  # that may be the list of all options
+        return first[1]
+    for pattern in (_OPTION, _BRACKETED):
         if found := pattern.findall(text):
             return str(found[-1])
-    alone = re.fullmatch(r"\s*([A-H])[.)]?\s*", text)
-    return alone[1] if alone else None
+    return None
 
 
 def _last_boxed(text: str) -> str | None:

@@ -38,7 +38,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def select(tasks: Sequence[Task], source: str, path: str) -> list[Task]:
-    """Those of `tasks`, which come from `source`, that the list at `path` names."""
+    """Those of `tasks`, which come from `source`, that the list at `path` names. InputError for one of other tasks."""
     try:
         listed = msgspec.json.decode(resolve(path).read_bytes(), type=Listed)
     except (OSError, msgspec.MsgspecError) as error:
@@ -49,7 +49,13 @@ def select(tasks: Sequence[Task], source: str, path: str) -> list[Task]:
     if listed.data_source != source:
         raise InputError(
             f"workload.only={path!r}: lists problems of {listed.data_source}; allowed is a list of {source}'s")
-    return [task for task in tasks if task.id in set(listed.ids)]
+    found = [task for task in tasks if task.id in set(listed.ids)]
+    unknown = sorted(set(listed.ids) - {task.id for task in found})
+    if unknown or not found:
+        raise InputError(
+            f"workload.only={path!r}: lists {', '.join(map(repr, unknown[:5])) or 'no ids'}"
+            f"{f' and {len(unknown) - 5} more' if len(unknown) > 5 else ''}; allowed is one or more ids of {source}'s")
+    return found
 
 
 def find(folder: Path, tokens: int) -> Listed:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from tokenrouter.core import InputError
+from zoo.tasks.answers import LETTERS
 
 FORMATS = ("json", "jsonl", "parquet")
 MARK = "{question}"
@@ -96,12 +97,14 @@ def _parse(path: str, number: int, line: str) -> Any:
         ) from None
 
 
-def to_tasks(source: str, rows: Numbered, columns: Columns, prompt: str, answer_after: str | None) -> list[Task]:
+def to_tasks(
+    source: str, rows: Numbered, columns: Columns, prompt: str, answer_after: str | None, grader: str
+) -> list[Task]:
     """The tasks in `rows`, asked as `prompt` says, `{question}` filled in.
 
     `answer_after`: the answer is what stands behind the last such mark in the answer column. `source` is how errors
-    name the rows' origin. Raises InputError for the first row that is broken, doubled or short of a column, and for
-    none at all.
+    name the rows' origin. Raises InputError for the first row that is broken, doubled, short of a column, or has an
+    answer that `grader` never gives, and for none at all.
     """
     tasks = []
     for where, id, row in identified(source, rows, columns.names(), columns.id):
@@ -115,6 +118,9 @@ def to_tasks(source: str, rows: Numbered, columns: Columns, prompt: str, answer_
                 raise InputError(
                     f"{where}: {columns.answer}={expected[-40:]!r}: allowed is an answer behind {answer_after!r}")
             expected = behind.strip().replace(",", "")
+        if grader == "choice" and expected not in list(LETTERS):
+            raise InputError(f"{where}: {columns.answer}={shown(expected)}: allowed for workload.grader=choice is a "
+                             f"letter from {LETTERS[0]} to {LETTERS[-1]}")
         solution = None if columns.solution is None else _text(where, row, columns.solution)
         message = {"role": "user", "content": prompt.replace(MARK, question)}
         tasks.append(Task(id, [message], expected, solution=solution))

@@ -74,7 +74,12 @@ def load_trajectories(spec: TrajectoryConfig, tokenize: Tokenize, *, embedded: b
     else:
         conversations = _conversations(f"workload.hub={spec.hub.id!r}", read_hub(spec.hub, columns), spec.columns)
         source = f"hub:{spec.hub.id}@{spec.hub.revision}"
-    tasks = [task for id, messages in conversations for task in _turns(spec, id, messages, tokenize)]
+    tasks = []
+    for id, messages in conversations:
+        try:
+            tasks += _turns(spec, id, messages, tokenize)
+        except InputError as error:
+            raise InputError(f"conversation {id}: {error}") from None
     if not tasks:
         raise InputError(
             f"workload.input_tokens={[low, high]}: none of the prompts of {source} is as long; allowed is a range that "

@@ -138,15 +138,15 @@ def _questions(spec: WorkloadConfig, embedded: bool, n: int, seed: int) -> Workl
     prompt = MARK if embedded else spec.natural.prompt
     if spec.path is not None:
         rows = read_file(spec.path, spec.columns.names())
-        tasks = to_tasks(f"workload.path={spec.path!r}", rows, spec.columns, prompt, spec.answer_after)
+        tasks = to_tasks(f"workload.path={spec.path!r}", rows, spec.columns, prompt, spec.answer_after, grader)
         digest = hashlib.sha256(Path(spec.path).read_bytes()).hexdigest()[:12]
-        source = f"file:{Path(spec.path).name}@{digest}"
+        source = f"file:{Path(spec.path).name}@{digest}#{fingerprint(tasks)}"
     elif embedded:
         tasks = _generate(spec.embedded, spec.max_tokens)
         source = f"embedded:arithmetic-{spec.embedded.split}@{fingerprint(tasks)}"
     else:
         rows = read_hub(spec.hub, spec.columns.names())
-        tasks = to_tasks(f"workload.hub={spec.hub.id!r}", rows, spec.columns, prompt, spec.answer_after)
+        tasks = to_tasks(f"workload.hub={spec.hub.id!r}", rows, spec.columns, prompt, spec.answer_after, grader)
         source = f"hub:{spec.hub.id}@{spec.hub.revision}#{fingerprint(tasks)}"
         spec.hub.check_rows(fingerprint(tasks))
     if spec.only is not None and (spec.path is not None or not embedded):

@@ -60,6 +60,20 @@ def test_the_command_lists_the_long_ones_and_a_workload_is_limited_to_them(
         load(problems, str(out))
 
 
+@pytest.mark.parametrize(("ids", "message"), [
+    (["1", "gone", "9"], "lists '9', 'gone'; allowed is one or more ids of file:mine"),
+    ([f"x{i}" for i in range(7)], "lists 'x0', 'x1', 'x2', 'x3', 'x4' and 2 more; allowed"),
+    ([], "lists no ids; allowed is one or more ids of file:mine"),
+])  # fmt: skip
+def test_lists_of_unknown_or_no_ids_are_refused(
+    problems: Path, tmp_path: Path, ids: list[str], message: str
+) -> None:
+    listed = {"data_source": load(problems, None).data_source, "tokens": 1, "by": "a/b", "revision": None, "ids": ids}
+    (tmp_path / "list.json").write_text(json.dumps(listed))
+    with pytest.raises(InputError, match=rf"workload\.only=.*list\.json': {message}"):
+        load(problems, str(tmp_path / "list.json"))
+
+
 @pytest.mark.parametrize(("tokens", "message"), [
     (121, "tokens=121: allowed is at most 120"),
     (110, "tokens=110: no answer in .* has as many; allowed is fewer"),

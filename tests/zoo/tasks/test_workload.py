@@ -86,6 +86,18 @@ def test_the_source_of_a_file_follows_its_content(tmp_path: Path) -> None:
     assert load(path=written(tmp_path / "mine.jsonl", ROWS[:2])).data_source != first
 
 
+def test_the_source_of_a_file_follows_what_is_asked_of_it(tmp_path: Path) -> None:
+    rows = [{**row, "other": f"{row['problem']} #### 7"} for row in ROWS]
+    path, usual = written(tmp_path / "mine.jsonl", rows), config()
+    changes: list[dict[str, Any]] = [
+        {}, {"natural": {**usual["natural"], "prompt": "{question}"}},
+        {"columns": {**usual["columns"], "question": "other"}},
+        {"columns": {**usual["columns"], "answer": "other"}, "answer_after": "####"},
+        {"columns": {**usual["columns"], "id": None}},
+    ]  # fmt: skip
+    assert len({load(path=path, **changed).data_source for changed in changes}) == len(changes)
+
+
 def test_a_file_can_be_put_to_embedded_models(tmp_path: Path) -> None:
     workload = load(embedded=True, path=written(tmp_path / "mine.jsonl", ROWS))
     assert workload.problems[0].prompt_messages == [{"role": "user", "content": "What is $1+1$?"}]
@@ -118,12 +130,21 @@ def test_options_follow_the_question(tmp_path: Path) -> None:
     ({"choices": {**CHOICES, "text": ["one"]}}, "row 2: choices=.*: allowed is"),
     ({"choices": {**CHOICES, "text": ["one", 2]}}, "row 2: choices=.*: allowed is"),
     ({"answerKey": "C"}, r"row 2: the answer 'C' is not among the labels \['A', 'B'\]; allowed is one of them"),
+    ({"answerKey": "2", "choices": {**CHOICES, "label": ["1", "2"]}},
+     "row 2: answerKey='2': allowed for workload.grader=choice is a letter from A to H"),
+    ({"answerKey": "AB", "choices": {**CHOICES, "label": ["A", "AB"]}}, "row 2: answerKey='AB': allowed for"),
 ])  # fmt: skip
 def test_broken_options_are_named(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     row = {"id": "q", "question": "Where is money?", "choices": CHOICES, "answerKey": "A"}
     path = written(tmp_path / "mine.jsonl", [row, {**row, "id": "r", **changed}])
     with pytest.raises(InputError, match=message):
         load("commonsenseqa", path=path)
+
+
+def test_other_graders_may_have_other_labels(tmp_path: Path) -> None:
+    row = {"id": "q", "question": "?", "choices": {**CHOICES, "label": ["1", "2"]}, "answerKey": "2"}
+    workload = load("commonsenseqa", path=written(tmp_path / "mine.jsonl", [row]), grader="boxed")
+    assert workload.problems[0].expected == "2"
 
 
 def test_embedded_options_are_numbers() -> None:
