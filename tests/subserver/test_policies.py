@@ -4,6 +4,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from tokenrouter.core import InputError
 from tokenrouter.subserver import controller, hold
 from tokenrouter.subserver import messages as m
 from tokenrouter.subserver.controller import Planned
+from tokenrouter.subserver.planner import Question, best
 from tokenrouter.subserver.policies import PLAIN, PLANNED, make_policy, replay
 from tokenrouter.subserver.policy import Asked, Step, Verdict
 
@@ -186,6 +188,19 @@ def test_measurements_forget():
     last = measured.figures()
     assert last.P[1] < 0.05 and last.step_ms(2.5) == pytest.approx(14.5, rel=0.04)
     assert last.slope_ms == pytest.approx(1.0, rel=0.2)
+
+
+def test_steps_that_take_as_long_as_they_have_rows_are_no_reason_to_wait():
+    """As of a large model whose requests read long contexts: each row costs as much, alone or with others."""
+    measured = controller.Measured(0, 2)
+    for i in range(200):
+        batch = 1 + i % 4
+        measured.add(Step(batch, [(1, 1)] * batch, 1.0 + 10.0 * batch, decode=True, active=4))
+    figures = measured.figures()
+    assert [figures.step_ms(b) for b in (1, 2, 4)] == pytest.approx([11.0, 21.0, 41.0], rel=0.15)
+    small = Figures(200, [0.5, 0.5], [1.0, 0.0], 1.0, 1.5)
+    large = msgspec.structs.replace(figures, P=[1.0, 0.0], C=[1.0, 0.0])
+    assert best("optimal", Question(4, [small, large], None)) == (1, 1)
 
 
 def test_an_interrupted_step_is_not_what_a_step_takes():

@@ -13,6 +13,7 @@ LASTING = 16  # times as long is remembered what has not changed: figures are of
 RESTART = 0.125  # weight of the recent routes with which a memory begins anew, so that it soon consists of later ones
 SURE = 3.0  # standard errors by which recent figures must differ to be a change
 NOTABLE = 2.0  # the same for a difference from the figures of a plan
+MOST_BY_ROWS = 0.9  # of a step's time that may grow with its rows, as where each reads a long context of its own
 RESOLUTION = 0.01  # relative standard error of a step time that is always allowed for: they are not independent
 _OUTLIER = 3.0  # times the mean, beyond which a step is one that was interrupted: it counts as that
 
@@ -115,6 +116,6 @@ def _line(sums: Sequence[float]) -> tuple[float, float, float]:
     """
     b, ms, b2, b_ms, ms2 = (value / sums[0] for value in sums[1:])
     covariance, variance = b_ms - b * ms, b2 - b * b
-    slope = min(max(covariance / (variance + b / sums[0]), 0.0), ms / (2 * b))
+    slope = min(max(covariance / (variance + b / sums[0]), 0.0), MOST_BY_ROWS * ms / b)
     rest = max(ms2 - ms * ms - slope * covariance, 0.0)
     return ms - slope * b, slope, math.hypot(math.sqrt(rest / sums[0]), RESOLUTION * ms)
