@@ -198,7 +198,7 @@ def test_steps_that_take_as_long_as_they_have_rows_are_no_reason_to_wait():
         measured.add(Step(batch, [(1, 1)] * batch, 1.0 + 10.0 * batch, decode=True, active=4))
     figures = measured.figures()
     assert [figures.step_ms(b) for b in (1, 2, 4)] == pytest.approx([11.0, 21.0, 41.0], rel=0.15)
-    small = Figures(200, [0.5, 0.5], [1.0, 0.0], 1.0, 1.5)
+    small = m.Figures(200, [0.5, 0.5], [1.0, 0.0], 1.0, 1.5)
     large = msgspec.structs.replace(figures, P=[1.0, 0.0], C=[1.0, 0.0])
     assert best("optimal", Question(4, [small, large], None)) == (1, 1)
 
