@@ -136,7 +136,7 @@ class Host:
         self._engine, self._keep, self._logprobs = engine, keep, logprobs
         self._chunk = chunk_tokens
         self._begun: dict[str, _Begun] = {}
-        self._open: dict[str, None] = {}  # what has KV, the longest-held first
+        self._open: dict[str, None] = {}  # what has KV, the first opened first
         set_up(router, engine)
         self._routing = Routing(router, context_of(engine))
 
@@ -159,18 +159,13 @@ class Host:
         """One pass for all that have begun; the replies of those of which nothing is missing then.
 
         Of one that lacks more than a chunk, a chunk; there is one such row a pass, so that nobody waits behind a whole
-        prompt. Who finds no room waits for the others. RuntimeError if there is none for any.
+        prompt. Who finds no room waits for the others. RuntimeError if there is none for the first alone.
         """
-        rows: list[Row] = []
-        for rid, begun in self._begun.items():
-            ids, done = begun.request.ids, self._opened(begun)
-            whole = len(ids) - done <= self._chunk
-            if not whole and any(row.num_logits == 0 for row in rows):
-                continue
-            row = Row(rid, ids[done : done + self._chunk], int(whole))
-            with self._timed("page allocation", [begun]):
-                if self._room(row):
-                    rows.append(row)
+        rows = self._rows()
+        if not rows:  # together they hold all of it: all but the first begin anew
+            for rid in list(self._begun)[1:]:
+                self._drop(rid)
+            rows = self._rows()
         if not rows:
             raise RuntimeError(f"{self.info.name}: a KV pool of {self.capacity} tokens is too small for a request")
         return self._run(rows)
@@ -189,6 +184,20 @@ class Host:
             self._drop(rid)
             self._routing.forget(rid)
 
+    def _rows(self) -> list[Row]:
+        """Of the next pass, for which there is room."""
+        rows: list[Row] = []
+        for rid, begun in self._begun.items():
+            ids, done = begun.request.ids, self._opened(begun)
+            whole = len(ids) - done <= self._chunk
+            if not whole and any(row.num_logits == 0 for row in rows):
+                continue
+            row = Row(rid, ids[done : done + self._chunk], int(whole))
+            with self._timed("page allocation", [begun]):
+                if self._room(row):
+                    rows.append(row)
+        return rows
+
     def _opened(self, begun: _Begun) -> int:
         """How much of it is in KV, with what the prefix cache has: less than all, so that there is a last position."""
         request, engine = begun.request, self._engine
@@ -203,7 +212,8 @@ class Host:
     def _room(self, row: Row) -> bool:
         """Whether there is some, if need be that of requests that no step is under way for."""
         while not self._engine.allocate(row.rid, len(row.token_ids)):
-            idle = next((rid for rid in self._open if rid not in self._begun), None)
+            # The one that was opened last: requests come by turns, and the first would be the next that is needed.
+            idle = next((rid for rid in reversed(self._open) if rid not in self._begun), None)
             if idle is None:
                 return False
             self._drop(idle)

@@ -216,14 +216,18 @@ def _act(host: Host, command: Any) -> Reply | None:
     return None
 
 
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 1024  # all clients may connect at once
+
+
 class _Server:
     """HTTP threads that hand what they got to the one thread that steps: all that has come, at once."""
 
     def __init__(self, host: Host, max_batch: int) -> None:
         self._host, self._max_batch = host, max_batch
         self._arrived: queue.SimpleQueue[tuple[Any, Future[Reply | None]]] = queue.SimpleQueue()
-        server = ThreadingHTTPServer((LOCALHOST, 0), self._handler())
-        server.daemon_threads = True
+        server = _Http((LOCALHOST, 0), self._handler())
         self.port: int = server.server_address[1]
         threading.Thread(target=server.serve_forever, daemon=True, name="http").start()
         threading.Thread(target=self._work, daemon=True, name="steps").start()

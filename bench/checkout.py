@@ -8,7 +8,7 @@ _ROOT = Path(__file__).parents[1]
 # Not what no run reads, but tables are written to.
 _READ = (".", *(f":!{path}" for path in (
     "README.md", "docs", "results/LEADERBOARD.md", "results/LEADERBOARD.html", "results/entries",
-    "results/paper/measured", "results/zoo")))
+    "results/paper/measured", "results/quality", "results/zoo")))
 _NEW = ("conf", "zoo", "tokenrouter", "baselines", "bench", "hydra_plugins")  # where a run would find new files
 
 

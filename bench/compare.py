@@ -48,7 +48,7 @@ from bench.series import (
     sweep,
     write_table,
 )
-from bench.validity import differences, shortcomings, unequal_lengths
+from bench.validity import MAX_PAUSE_S, differences, shortcomings, unequal_lengths
 from tokenrouter.config import Positive, Strict
 from tokenrouter.core import InputError
 
@@ -97,7 +97,7 @@ def main(words: Sequence[str]) -> None:
             summaries.append(summary)
     except Interrupted as stopped:
         stopped.kept = (f"{len(summaries)} of {len(turns)} runs are finished and stay in {out}; the same command with "
-                        f"out={out} goes on")
+                        f"out={out} goes on, within {MAX_PAUSE_S / 60:g} minutes if the round is to be valid")
         if summaries and not unlike(summaries):
             show(tabulate(compared, turns, summaries), f"after {len(summaries)} of {len(turns)} runs: {title}")
         raise

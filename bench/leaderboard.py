@@ -34,8 +34,8 @@ README_COLUMNS = ["system", "algo", "concurrency", "tok/s", "tpot p50 / p99 ms",
 README_ENTRIES = ("tiny", "2x-intel-r-xeon-r-processor", "aime")
 READING = (
     "Rows that share workload, load, models, data, sampling, hardware, engine and evidence stand in the order of "
-    "tok/s. That does not make them comparable: the virtual machine of the measured entries is in some hours 1.7 "
-    "times as fast as in others. Only what ran in turns can be compared, by the ratios: of throughput, paired in "
+    "tok/s. That does not make them comparable: a virtual machine can be 1.7 times as fast in some hours as in "
+    "others. Only what ran in turns can be compared, by the ratios: of throughput, paired in "
     "one comparison, median [least, greatest] of the repeats. Where an entry has them, the repeats' least and "
     "greatest tok/s are given.")
 # What a cell is sorted by: its first number; nothing, and so first, where it has none.

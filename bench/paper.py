@@ -18,7 +18,7 @@ which the output names; `models=... engine=sglang` runs the same on GPUs. Option
     out=FOLDER     for runs and tables (default: results/runs/paper)
     keep           a word of its own: tables whose cells are through also go to results/paper/measured/ and from there
                    to docs/reproduction.md; what was kept of other cells stays, but for those with which the measured
-                   ones are compared
+                   ones are compared; of those that would have taken turns with them, it is said
     dry            a word of its own: nothing is run; what is there already, and what is predicted
 
 `list` prints the tables with the number of their cells. Runs that are there already are not repeated, so an interrupted

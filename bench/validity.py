@@ -16,7 +16,7 @@ MIN_DURATION_S = 60.0
 MIN_REQUESTS_A_CLIENT = 10
 OUTPUT_TOLERANCE = 0.05  # of the tokens that compared runs write: near ties, and models that answer equally well
 MAX_CLIENT_BUSY = 0.5  # of one core: beyond, the load generator itself may be what is slow
-MAX_PAUSE_S = 900.0  # between one turn's end and the next one's: beyond, it may have become another machine
+MAX_PAUSE_S = 1800.0  # between measurements of two turns: beyond, it may have become another machine
 MAX_OTHERS_BUSY = 0.1  # of all cores' time: beyond, what was measured is the machine's other work too
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from bench.files import write_text
 from bench.reproduce.description import Description, load, names
-from bench.reproduce.tabulate import COLUMNS, claims
+from bench.reproduce.tabulate import COLUMNS, STEADY, claims
 from bench.series import ROOT
 from tokenrouter.core import InputError
 
@@ -28,7 +28,8 @@ def readable(description: Description, frame: pd.DataFrame) -> pd.DataFrame:
                            for low, high in zip(frame["least"], frame["greatest"], strict=True)]
     measured, steady = frame["measured"].astype(float), frame["steady"].astype(float)
     words["measured/paper"] = (measured / frame["paper"].astype(float)).map(number)
-    words["steady/predicted"] = (steady.fillna(measured) / frame["predicted"].astype(float)).map(number)
+    own = frame["measure"].map(description.measures) == STEADY
+    words["steady/predicted"] = (measured.where(own, steady) / frame["predicted"].astype(float)).map(number)
     words["valid"] = frame["valid"]
     return words.fillna("")
 

@@ -58,7 +58,7 @@ class Options(Strict, kw_only=True):
 @dataclass
 class Outcome:
     """A cell and what became of it. `predicted`: tokens/s in the steady window, where the model says so beforehand.
-    `folders`: of the runs whose `summaries` these are."""
+    `folders`: of the runs whose `summaries` these are; `collected`: by an earlier command, not this one."""
 
     cell: Cell
     values: dict[str, Any]
@@ -67,6 +67,7 @@ class Outcome:
     seconds: float | None = None  # that a run is expected to take
     summaries: list[dict[str, Any]] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
+    collected: bool = False
     failed: str = ""
 
 
@@ -123,13 +124,15 @@ class Series:
 
     def collect(self, outcomes: Iterable[Outcome]) -> None:
         """Finds what earlier commands have run of the cells that this one has not: of several numbers of requests, that
-        which was run last."""
+        with most repeats, and of several such that which was run last."""
         for outcome in outcomes:
             if outcome.summaries or outcome.cell.because:
                 continue
             several = [self._finished(outcome, folder)
                        for folder in (self.out / self.options.size).glob(f"{self.name(outcome)}-*")]
-            latest = max(filter(None, several), key=lambda runs: runs[-1][1]["provenance"]["date"], default=[])
+            latest = max(filter(None, several), default=[], key=lambda runs: (
+                len(runs), runs[-1][1]["provenance"]["date"]))
+            outcome.collected = True
             outcome.folders = [folder for folder, _ in latest]
             outcome.summaries = [summary for _, summary in latest]
 
@@ -146,7 +149,7 @@ class Series:
     def _finished(self, outcome: Outcome, folder: Path) -> list[tuple[Path, dict[str, Any]]]:
         """The repeats in the folder of a number of requests, which its name ends with."""
         words = self.command(outcome.cell, f"load.num_requests={folder.name.rpartition('-')[2]}")
-        repeats = sorted(folder.iterdir(), key=lambda repeat: int(repeat.name))
+        repeats = sorted((file.parent for file in folder.glob("*/summary.json")), key=lambda repeat: int(repeat.name))
         return [(repeat, summary) for repeat in repeats if (summary := finished(repeat, words)) is not None]
 
     def _once(self, outcome: Outcome, repeat: int) -> None:

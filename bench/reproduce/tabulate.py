@@ -29,15 +29,17 @@ def tabulate(description: Description, outcomes: Sequence[Outcome]) -> pd.DataFr
     """One row a cell and measure, in the order of the cells; rows of the paper that no cell has follow."""
     rows, used = [], set()
     for group in groups(outcomes):
-        differing = differences(group)
+        own = [outcome for outcome in group if outcome.cell.compare or not outcome.collected] or group
+        differing = differences(own)
         for outcome in group:
+            besides = differing if outcome in own else [f"when they were made: {APART}"]
             known = [i for i, record in enumerate(description.paper) if matches(dict(outcome.cell.labels), {
                 axis: value for axis, value in record.items() if axis in description.axes})]
             used |= set(known)
             paper = {measure: value for i in known for measure, value in description.paper[i].items()}
             for measure, field in description.measures.items():
                 rows.append(dict(outcome.cell.labels) | {
-                    "measure": measure, "paper": paper.get(measure)} | _measured(outcome, field, differing))
+                    "measure": measure, "paper": paper.get(measure)} | _measured(outcome, field, besides))
     for i, record in enumerate(description.paper):
         if i not in used:
             labels = {axis: value for axis, value in record.items() if axis in description.axes}

@@ -14,7 +14,7 @@ from tokenrouter.cluster.spec import ClusterSpec
 def serve(
     spec: ClusterSpec, *, improved: bool, like: str | None, path: str | None, command: Sequence[str], clients: int
 ) -> AbstractContextManager[Service]:
-    """`clients`: the run's concurrency. `like`, `path` and `command` are explained in conf/config.yaml."""
+    """`clients`: as many requests may be under way at once. conf/config.yaml explains `like`, `path` and `command`."""
     if path is not None:
         return checkout.serve(spec, path, command)
     style = style_of(spec.algorithms[0].name, like, improved=improved)

@@ -268,6 +268,9 @@ def test_requests_for_which_kv_has_no_room_wait_for_the_others(
         asks = [Ask(ask.rid, 0 if style is STD else 50 + token, own, [], 50, ask.sampling, {})
                 for ask, own in zip(asks, ids, strict=True)]
     assert passes == [2] * 6
+    host.end([ask.rid for ask in asks])
+    long = [Ask(f"l{i}", 0, [1 + (i + j) % 60 for j in range(99)], [], 99, SamplingParams(0, 9), {}) for i in range(3)]
+    assert host.step(long).answers == roomy.step(long).answers  # half of one and half of another fill it
     with pytest.raises(RuntimeError, match="a KV pool of 128 tokens is too small for a request"):
         host.step([Ask("r9", 0, [1] * 200, [], 200, SamplingParams(0, 9), {})])
 

@@ -349,6 +349,15 @@ def test_what_was_kept_is_not_valid_beside_what_took_its_turns_without_it() -> N
     assert found == ["yes", "yes"]
 
 
+def test_cells_are_not_judged_by_those_of_an_earlier_command_that_they_are_not_compared_with() -> None:
+    table, outcomes = of_figure_10(range(6))
+    outcomes[0].collected = True
+    for summary in outcomes[0].summaries:
+        summary["provenance"] |= {"git_sha": "another", "date": "2025-01-01T00:00:00"}
+    assert tabulate(table, outcomes)["valid"].iloc[:2].tolist() == [
+        "no: compared runs differ in when they were made: not in turns with what was measured since", "yes"]
+
+
 def test_fields_of_summaries() -> None:
     summary = {"mean_tpot_ms": 4.0, "quality": None, "routing": {"breakdown_ms": {"small": {"page allocation": 0.5}}}}
     assert value(summary, "1000/mean_tpot_ms") == 250 and value(summary, "mean_tpot_ms/1000") == 0.004

@@ -18,6 +18,7 @@ LETTERS = "ABCDEFGH"  # of options
 
 _PLAIN = re.compile(r"[+-]?\d{1,30}(\.\d{1,30})?")
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+_UNIT = re.compile(r"\\(?:text|mathrm|mbox)\{[^{}]*\}|\\[,;!$% ]|[$%\s]|\b[A-Za-z]{3,}\b")
 _MARKED = re.compile(rf"####[\s*]*([+-]?[\s$\\]*{_NUMBER.pattern})")
 _LETTER = rf"\(?\b([{LETTERS}])\b\)?"
 _ANSWER = re.compile(r"(?i:(?:answer|(?:correct|right|best)\s+(?:option|choice))\b(?:\s+is)?"
@@ -39,7 +40,7 @@ def check_kind(name: str) -> Kind:
 def extract(kind: Kind, text: str) -> str | None:
     """The answer that `text` gives, or None.
 
-    boxed: what the last complete `\\boxed{...}` holds. final_number: the number there, or all of it if it is not one;
+    boxed: what the last complete `\\boxed{...}` holds. final_number: the number there without its unit, or all of it;
     without a box, the number right behind the last `####` (GSM8K's mark) that has one; without that, the last number
     in the text. Commas between thousands are taken out. choice: the letter that is boxed; without one, that behind the
     last `answer is`; without that, the one that the text begins with (`C. mall`, `**C**`); then that behind the last
@@ -52,9 +53,10 @@ def extract(kind: Kind, text: str) -> str | None:
     boxed = _last_boxed(text)
     if kind == "boxed":
         return boxed
-    if boxed is not None and len(_NUMBER.findall(boxed)) != 1:
-        return boxed
-    numbers = _NUMBER.findall(boxed) if boxed else _MARKED.findall(text) or _NUMBER.findall(text)
+    if boxed is not None:
+        bare = _UNIT.sub("", boxed)
+        return bare.replace(",", "") if _NUMBER.fullmatch(bare) else boxed
+    numbers = _MARKED.findall(text) or _NUMBER.findall(text)
     return re.sub(r"[,$\\\s]", "", numbers[-1]) if numbers else None
 
 
