@@ -77,10 +77,10 @@ def at(minute: int, **provenance: object) -> dict:
     ([at(2), at(4), at(6)], "yes"),
     ([at(2), at(4)], "2 repeats, comparisons need 3"),
     ([at(2), at(6), at(7)], "not in turns"),
-    ([at(2), at(4), at(25)], "19 minutes between turns of a round, allowed are 15"),
+    ([at(2), at(4), at(45)], "39 minutes between turns of a round, allowed are 30"),
     ([at(2), at(4, dirty=True), at(6)], "code that is not committed"),
-    ([at(2), at(4) | {"validity": {"valid": False, "reasons": ["too short"]}}, at(25, dirty=True)],
-     "too short; 19 minutes between turns of a round, allowed are 15; code that is not committed"),
+    ([at(2), at(4) | {"validity": {"valid": False, "reasons": ["too short"]}}, at(45, dirty=True)],
+     "too short; 39 minutes between turns of a round, allowed are 30; code that is not committed"),
 ])
 def test_a_comparison_is_valid_of_three_turns_of_committed_code(tmp_path: Path, second: list[dict], said: str):
     """Also the rows beside the one that is to blame, whose ratios are no better; not for what is of one run alone."""
@@ -157,7 +157,7 @@ def test_what_is_stopped_shows_what_is_finished_and_goes_on(
         assert series.command(main) == 130
     said = capsys.readouterr()
     assert said.err == (f"stopped: {stop_at - 1} of 4 runs are finished and stay in {out}; the same command with "
-                        f"out={out} goes on\n")
+                        f"out={out} goes on, within 30 minutes if the round is to be valid\n")
     assert f"after {stop_at - 1} of 4 runs: " in said.out and said.out.count("│ r2r") == rows
     program.stops()
     with survives():
