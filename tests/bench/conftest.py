@@ -8,6 +8,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from bench import series
+from tests.bench.paper_runs import Runs
 from tests.scripted import config
 from zoo.models.tokenizer import END, build
 
@@ -40,3 +42,10 @@ def composed(folders: dict[str, Path]) -> Compose:
         return dict(values)
 
     return make
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    stand_in = Runs({"llm_only": 100.0, "official": 10.0, "tokenrouter": 400.0})
+    monkeypatch.setattr(series, "_execute", stand_in)
+    return stand_in
