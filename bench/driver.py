@@ -44,19 +44,25 @@ def execute(
     A run that failed or was interrupted leaves what it has, marked invalid: see the trace's `stopped`. Raises
     InputError for bad input, and RuntimeError or KeyboardInterrupt when it ends before anything was measured.
     """
-    plan = prepare(values)
-    system = serve(plan.config, plan.cluster)
+    with waiting(err, "problems and tokenizer"):
+        plan = prepare(values)
+        system = serve(plan.config, plan.cluster)
     try:
         write_config(folder, values)
     except OSError as error:
         raise InputError(f"hydra.run.dir={folder}: {error.strerror}; allowed is a folder that can be written") from None
-    logger = make_logger(plan.config.logger, values, folder, lambda line: err.print(f"warning: {line}", style="yellow"))
+    log_to = f"logger={plan.config.logger.kind}"
+    with waiting(err, log_to):
+        logger = make_logger(
+            plan.config.logger, values, folder, lambda line: err.print(f"warning: {line}", style="yellow"))
     out.print(f"{plan.config.algo.name} on {plan.workload.data_source}, {len(plan.jobs)} requests; starting "
               f"{len(plan.roles)} model(s)", highlight=False, soft_wrap=True)
     with closing(logger):
-        with ExitStack() as running:
+        with ExitStack() as stopped, ExitStack() as running:
             with waiting(err, f"{', '.join(plan.roles)} to start"):
                 service = running.enter_context(system)
+            stopping = waiting(err, f"{', '.join(plan.roles)} to stop")
+            running.callback(stopped.enter_context, stopping)  # just before the system is left
             view = running.enter_context(ProgressView(err))
 
             def watch(now: Progress) -> None:
@@ -66,8 +72,10 @@ def execute(
             measured = measure(plan, service, watch)
         if isinstance(measured.trace.stopped, RuntimeError):  # said at once: grading what there is takes a moment
             err.print(f"error: {measured.trace.stopped}", highlight=False, markup=False, soft_wrap=True)
-        rows, summary = conclude(plan, measured, folder, command)
-        logger.finish(summary, rows, curves(measured.trace, measured.reports, plan.roles), folder)
+        with waiting(err, "grades and report"):
+            rows, summary = conclude(plan, measured, folder, command)
+        with waiting(err, log_to):
+            logger.finish(summary, rows, curves(measured.trace, measured.reports, plan.roles), folder)
     out.print(result_table(summary))
     out.print(f"files: {folder}", highlight=False, markup=False, soft_wrap=True)  # whole, to be copied
     return measured.trace

@@ -10,9 +10,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # not bench/, whose modules would hide others
 
 import torch
 from rich.console import Console
@@ -23,6 +29,7 @@ from tokenrouter.core import InputError
 from tokenrouter.engine.base import Row
 from tokenrouter.engine.torch.engine import TorchEngine
 from tokenrouter.engine.torch.load import load_model
+from zoo.cli import progress_bar
 
 Step = Callable[[], object]
 
@@ -58,14 +65,15 @@ def transformers_step(path: str, load_format: str, batch: int, context: int) -> 
     return step
 
 
-def measure(steps: dict[str, Step], rounds: int) -> dict[str, float]:
-    """Median ms of each step, taken in turns."""
+def measure(steps: dict[str, Step], rounds: int, progress: Callable[[int], object]) -> dict[str, float]:
+    """Median ms of each step, taken in turns; `progress` is told of each turn."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
             start = time.thread_time()
             step()
             times[name].append(1e3 * (time.thread_time() - start))
+        progress(1)
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
@@ -84,21 +92,24 @@ def main() -> None:
     batches = [int(batch) for batch in options.batches.split(",")]
     room = (options.context + options.rounds + 64) * sum(batches)
     engines = {}
-    for name, runner, lanes in (("hf", "hf", True), ("fast, no lanes", "fast", False), ("fast", "fast", True)):
-        try:
-            engines[name] = TorchEngine(options.path, runner=runner, load_format=load_format, capacity_tokens=room,
-                                        lanes=lanes)
-        except InputError as error:
-            parser.error(str(error))
     table = Table(title=f"decode step, CPU ms\ncontext {options.context}, fp32, median of {options.rounds}")
-    for column in ("batch", "transformers", *engines):
-        table.add_column(column, justify="right")
-    for batch in batches:
-        steps = {"transformers": transformers_step(options.path, load_format, batch, options.context)}
-        for name, engine in engines.items():
-            steps[name] = engine_step(engine, batch, options.context, options.rounds)
-        medians = measure(steps, options.rounds)
-        table.add_row(str(batch), *(f"{medians[name]:.2f}" for name in steps))
+    with progress_bar() as bar:
+        kinds = (("hf", "hf", True), ("fast, no lanes", "fast", False), ("fast", "fast", True))
+        for name, runner, lanes in bar.track(kinds, description="engines"):
+            try:
+                engines[name] = TorchEngine(options.path, runner=runner, load_format=load_format, capacity_tokens=room,
+                                            lanes=lanes)
+            except InputError as error:
+                parser.error(str(error))
+        for column in ("batch", "transformers", *engines):
+            table.add_column(column, justify="right")
+        turns = bar.add_task("turns", total=len(batches) * options.rounds)
+        for batch in batches:
+            steps = {"transformers": transformers_step(options.path, load_format, batch, options.context)}
+            for name, engine in engines.items():
+                steps[name] = engine_step(engine, batch, options.context, options.rounds)
+            medians = measure(steps, options.rounds, partial(bar.advance, turns))
+            table.add_row(str(batch), *(f"{medians[name]:.2f}" for name in steps))
     Console().print(table)
 
 

@@ -26,6 +26,7 @@ from tokenrouter.core import InputError
 ROOT = Path(__file__).resolve().parents[1] / "results" / "entries"
 SCHEMA_VERSION = 1
 NAME, NAME_WORDS = r"(?a:\w[\w.-]*)", "letters, digits and _, then also . and -"  # of what folders are named after
+SOURCES = ("embedded", "file", "hub", "random")  # what a data_source begins with, up to : or @
 Amount = Annotated[float, Meta(ge=0, le=1e12)]  # finite
 Share = Annotated[float, Meta(ge=0, le=1)]
 
@@ -172,9 +173,9 @@ class Entry:
         return str(self.summary["provenance"]["evidence"])
 
     @property
-    def embedded(self) -> bool:
-        """Of problems that the package makes itself; never ranked with those of the hub."""
-        return not str(self.summary["provenance"]["data_source"]).startswith("hub:")
+    def source(self) -> str:
+        """Where the problems are from, one of SOURCES; those of different ones are never ranked together."""
+        return re.split("[:@]", self.summary["provenance"]["data_source"])[0]
 
     @property
     def rank_key(self) -> str:
@@ -223,6 +224,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
         *((name, summary[name], NAME, NAME_WORDS) for name in ("algo", "workload", "system")),
         ("provenance.git_sha", origin["git_sha"], "[0-9a-f]{40}", "the 40 digits of the commit that it is a run of"),
         ("provenance.config_hash", origin["config_hash"], "[0-9a-f]{12}", "12 hexadecimal digits"),
+        ("provenance.data_source", origin["data_source"], f"({'|'.join(SOURCES)})[:@].+",
+         f"what begins with one of {', '.join(SOURCES)}, and then : or @"),
     ):
         if not re.fullmatch(pattern, str(value)):
             raise InputError(f"{file}: {name}={value!r}; allowed is {allowed}")

@@ -10,6 +10,7 @@ import pandas as pd
 
 from bench.config import LoggerConfig
 from bench.records import Progress
+from bench.table import result_rows
 
 _LIVE_EVERY_S = 1.0
 _TABLE_COLUMNS = (
@@ -34,6 +35,7 @@ class WandbLogger:
         self, config: LoggerConfig, values: Mapping[str, Any], folder: Path, warn: Callable[[str], None]
     ) -> None:
         self._warn, self._next_live = warn, 0.0
+        self._before = 0.0, 0  # elapsed_s and tokens at the last live point
         self._run: Any = None
         self._guard(lambda: self._start(config, values, folder))
 
@@ -58,12 +60,15 @@ class WandbLogger:
             self._run.define_metric(f"{group}/*", step_metric=f"{group}/elapsed_s")
 
     def live(self, now: Progress, glance: Callable[[], Mapping[str, float]]) -> None:
-        """A point of the live curves, once a second. `glance`: more of it, where the system tells (bench/curves.py)."""
+        """A point of the live curves, once a second: tokens_per_s is that since the point before. `glance`: more of it,
+        where the system tells (bench/curves.py)."""
         if self._run is not None and now.phase == "measuring" and now.elapsed_s >= self._next_live:
             self._next_live = now.elapsed_s + _LIVE_EVERY_S
+            since_s, tokens = self._before
+            self._before = now.elapsed_s, now.tokens
             self._guard(lambda: self._run.log({
                 "live/elapsed_s": now.elapsed_s,
-                "live/tokens_per_s": now.tokens / max(now.elapsed_s, 1e-9),
+                "live/tokens_per_s": (now.tokens - tokens) / max(now.elapsed_s - since_s, 1e-9),
                 "live/active": now.active,
                 "live/completed": now.done,
                 **{f"live/{name}": value for name, value in glance().items()},
@@ -86,6 +91,8 @@ class WandbLogger:
         run.log({"requests": wandb.Table(
             columns=list(_TABLE_COLUMNS), data=[[row[name] for name in _TABLE_COLUMNS] for row in rows],
             allow_mixed_types=True)})
+        run.log({"result": wandb.Table(columns=["figure", "value"], data=[list(row) for row in result_rows(summary)]),
+                 "report": wandb.Html(str(folder / "report.html"), inject=False)})  # it has styles of its own
         artifact = wandb.Artifact(f"run-{run.id}", type="run")
         for file in sorted(folder.iterdir()):
             if file.is_file():

@@ -18,9 +18,7 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 from bench.records import Progress
-from tokenrouter.waiting import Waiting
-
-_LINE_EVERY_S = 10.0
+from tokenrouter.waiting import EVERY_S, FIRST_S, Waiting
 
 
 class ProgressView:
@@ -28,7 +26,7 @@ class ProgressView:
 
     def __init__(self, console: Console) -> None:
         self._console, self._phase = console, ""
-        self._next_line = time.monotonic() + _LINE_EVERY_S
+        self._next_line = time.monotonic() + FIRST_S
         self._bar = Bar(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
             TextColumn("left:"), TimeRemainingColumn(), console=console, transient=True,
@@ -52,7 +50,7 @@ class ProgressView:
                 self._task = self._bar.add_task(now.phase, total=now.total, rate=rate)
             self._bar.update(self._task, completed=now.done, rate=rate)
         elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + _LINE_EVERY_S
+            self._next_line = time.monotonic() + EVERY_S
             left_s = now.elapsed_s / now.done * (now.total - now.done) if now.done else 0.0
             left_s = max(left_s, now.least_left_s)
             left = f", left: {left_s:.0f} s" if left_s else ""

@@ -27,11 +27,14 @@ DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 def run(config: DictConfig, folder: Path, overrides: Sequence[str]) -> int:
     """One run; returns its exit code. Every error is one line on standard error."""
-    from bench.driver import execute  # heavy imports, which a mistyped override need not wait for
+    from bench.progress import waiting
     from tokenrouter.core import InputError
 
     out, err = Console(), Console(stderr=True)
     try:
+        with waiting(err, "libraries"):
+            from bench.driver import execute  # heavy imports, which a mistyped override need not wait for
+
         values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
         trace = execute(values, folder, out, err, shlex.join(["python", "bench/run.py", *overrides]))
         if isinstance(trace.stopped, KeyboardInterrupt):

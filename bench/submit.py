@@ -22,15 +22,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # not bench/, whose modules would hide others
 
 from bench.checkout import in_history
 from bench.entries import NAME, NAME_WORDS, ROOT, hardware_name, load_entries, read_summary
 from bench.leaderboard import write
+from bench.progress import waiting
 from bench.recount import Config, read_config, recount
 from bench.validity import MIN_REPEATS, differences, out_of_turn, unequal_lengths
 from tokenrouter.core import InputError
+from zoo.cli import progress_bar
 
 PROFILES = ROOT.parent / "profiles"
 QUALITY = ROOT.parent / "quality"
@@ -62,7 +66,8 @@ def submit(folder: Path, root: Path = ROOT, profiles: Path = PROFILES) -> list[P
             labelled[found.group(2)][int(found.group(1))] = file.parent
     if not labelled:
         run = check(folder, profiles)
-        _recount(run)
+        with waiting(Console(stderr=True), f"the recount of {folder}"):
+            _recount(run)
         return _store([_entry(run, root)], root)
     numbers = [sorted(folders) for folders in labelled.values()]
     if len(numbers[0]) < MIN_REPEATS or any(other != numbers[0] for other in numbers):
@@ -171,11 +176,12 @@ def _check_comparison(folder: Path, runs: Mapping[str, Sequence[Run]]) -> None:
     if differing := differing + differences(summaries) + unequal_lengths(summaries):
         raise InputError(f"{folder}: the runs cannot be compared: they differ in {', '.join(differing)}")
     seen: dict[Any, Path] = {}
-    for run in everything:
-        date = run.summary["provenance"]["date"]
-        for value, told in ((date, f"provenance.date={date}"), (_recount(run), "e2el_ms of all requests")):
-            if (other := seen.setdefault(value, run.folder)) != run.folder:
-                raise InputError(f"{run.folder}: {told}, as in {other}; allowed are repeats, not copies")
+    with progress_bar() as bar:
+        for run in bar.track(everything, description=f"recounting {folder}"):
+            date = run.summary["provenance"]["date"]
+            for value, told in ((date, f"provenance.date={date}"), (_recount(run), "e2el_ms of all requests")):
+                if (other := seen.setdefault(value, run.folder)) != run.folder:
+                    raise InputError(f"{run.folder}: {told}, as in {other}; allowed are repeats, not copies")
     if reason := out_of_turn([[run.summary for run in repeats] for repeats in runs.values()]):
         raise InputError(f"{folder}: when its runs were made: {reason}; allowed are systems that take turns")
 

@@ -18,20 +18,17 @@ if __name__ == "__main__":
 from rich.console import Console
 from rich.table import Table
 
-from bench.progress import ProgressView
+from bench.progress import ProgressView, waiting
 from bench.records import Progress
 
 EXCUSED_SHARE = 0.001
 
 
-def verify(folder: Path, view: ProgressView) -> list[tuple[str, Any]]:
-    """(problem id, Verdict) for each completed request of a run; `view` is told of each."""
+def verify(folder: Path, console: Console) -> list[tuple[str, Any]]:
+    """(problem id, Verdict) for each completed request of a run; `console` is told how far it is."""
     import yaml
 
-    from bench.plan import prepare
     from tokenrouter.core import InputError
-    from zoo.reference import Reference
-    from zoo.walk import Record
 
     try:
         values = yaml.safe_load((folder / "config.yaml").read_text())
@@ -41,19 +38,25 @@ def verify(folder: Path, view: ProgressView) -> list[tuple[str, Any]]:
                          "that has measured something") from None
     except (OSError, ValueError) as error:
         raise InputError(f"run={str(folder)!r}: allowed is a run's folder ({error})") from None
-    plan = prepare(values, here=False)
-    models = plan.cluster.models
-    reference = Reference.load(
-        plan.cluster.algorithms[0].build(), [model.path for model in models], [model.revision for model in models])
+    with waiting(console, f"the reference of {folder}"):
+        from bench.plan import prepare
+        from zoo.reference import Reference
+        from zoo.walk import Record
+
+        plan = prepare(values, here=False)
+        models = plan.cluster.models
+        reference = Reference.load(
+            plan.cluster.algorithms[0].build(), [model.path for model in models], [model.revision for model in models])
     verdicts = []
     began, tokens = time.monotonic(), 0
-    for done, (job, row) in enumerate(zip(plan.jobs, rows, strict=False)):
-        view(Progress(str(folder), done, len(rows), 1, tokens, time.monotonic() - began))
-        tokens += len(row["token_ids"])
-        if row["error"] is None and row["finish_reason"] in ("stop", "length"):
-            record = Record(job.prompt_ids, job.sampling, {}, row["token_ids"], row["token_models"],
-                            row["finish_reason"], row["handoffs"])
-            verdicts.append((row["id"], reference.verify(record)))
+    with ProgressView(console) as view:
+        for done, (job, row) in enumerate(zip(plan.jobs, rows, strict=False)):
+            view(Progress(str(folder), done, len(rows), 1, tokens, time.monotonic() - began))
+            tokens += len(row["token_ids"])
+            if row["error"] is None and row["finish_reason"] in ("stop", "length"):
+                record = Record(job.prompt_ids, job.sampling, {}, row["token_ids"], row["token_models"],
+                                row["finish_reason"], row["handoffs"])
+                verdicts.append((row["id"], reference.verify(record)))
     return verdicts
 
 
@@ -65,20 +68,19 @@ def main(arguments: list[str]) -> int:
         return 2
     table = Table("run", "requests", "equal", "excused", "diverged", "first divergence")
     held = True
-    with ProgressView(Console(stderr=True)) as view:
-        for name in arguments:
-            try:
-                verdicts = verify(Path(name), view)
-            except InputError as error:
-                print(f"error: {error}", file=sys.stderr)
-                return 2
-            kinds = [verdict.kind for _, verdict in verdicts]
-            excused, diverged = kinds.count("excused"), kinds.count("diverged")
-            held &= bool(verdicts) and not diverged and excused <= max(1, EXCUSED_SHARE * len(kinds))
-            first = next((f"{problem}: {verdict.detail} at {verdict.position}" for problem, verdict in verdicts
-                          if verdict.kind != "equal"), "")
-            counts = (len(kinds), kinds.count("equal"), excused, diverged)
-            table.add_row(Path(name).name, *map(str, counts), first)
+    for name in arguments:
+        try:
+            verdicts = verify(Path(name), Console(stderr=True))
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        kinds = [verdict.kind for _, verdict in verdicts]
+        excused, diverged = kinds.count("excused"), kinds.count("diverged")
+        held &= bool(verdicts) and not diverged and excused <= max(1, EXCUSED_SHARE * len(kinds))
+        first = next((f"{problem}: {verdict.detail} at {verdict.position}" for problem, verdict in verdicts
+                      if verdict.kind != "equal"), "")
+        counts = (len(kinds), kinds.count("equal"), excused, diverged)
+        table.add_row(Path(name).name, *map(str, counts), first)
     Console().print(table)
     return 0 if held else 1
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -14,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers.utils.logging import disable_progress_bar
 
 from tokenrouter.core import InputError
+from tokenrouter.waiting import Lines
 
 GROUPS = ("algo", "models", "workload")  # keys that begin so choose files of conf/, or override their fields
 Options = TypeVar("Options", bound=msgspec.Struct)
-LINE_EVERY_S = 10.0
 
 
 def split_arguments(arguments: Iterable[str]) -> tuple[list[str], dict[str, str]]:
@@ -58,23 +57,16 @@ def progress_bar() -> Iterator[Progress]:
         if console.is_terminal:
             yield bar
             return
-        over = threading.Event()
-        lines = threading.Thread(target=_tell, args=(bar, over), daemon=True, name="progress")
-        lines.start()
-        try:
+        with Lines(lambda _: _tell(bar)):
             yield bar
-        finally:
-            over.set()
-            lines.join()
 
 
-def _tell(bar: Progress, over: threading.Event) -> None:
-    while not over.wait(LINE_EVERY_S):
-        for task in bar.tasks:
-            if task.remaining:
-                left = "" if task.time_remaining is None else f", left: {task.time_remaining:.0f} s"
-                bar.console.print(f"{task.description}: {task.completed:.0f}/{task.total:.0f}{left}", highlight=False,
-                                  markup=False, soft_wrap=True)
+def _tell(bar: Progress) -> None:
+    for task in bar.tasks:
+        if task.remaining:
+            left = "" if task.time_remaining is None else f", left: {task.time_remaining:.0f} s"
+            bar.console.print(f"{task.description}: {task.completed:.0f}/{task.total:.0f}{left}", highlight=False,
+                              markup=False, soft_wrap=True)
 
 
 def run(main: Callable[[list[str]], None]) -> None:

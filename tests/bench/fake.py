@@ -2,15 +2,19 @@
 bench/run.py."""
 from __future__ import annotations
 
+import io
 import json
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import tokenrouter.waiting
 from bench.records import Job, Record
 from tokenrouter.core import FinishReason, SamplingParams
 from tokenrouter.engine.base import ModelInfo
@@ -163,3 +167,17 @@ def survives() -> Iterator[None]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def until_told(err: io.StringIO, line: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Something that takes until `err` gets a line that begins so, of which there are many at once."""
+    monkeypatch.setattr(tokenrouter.waiting, "FIRST_S", 0.0)
+    monkeypatch.setattr(tokenrouter.waiting, "EVERY_S", 0.01)
+
+    def slowly() -> None:
+        seen, until = len(err.getvalue()), time.monotonic() + 20
+        while line not in err.getvalue()[seen:]:
+            assert time.monotonic() < until, f"not told: {line}"
+            time.sleep(0.002)
+
+    return slowly

@@ -10,7 +10,8 @@ from bench.counts import main
 
 
 def test_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(bench.progress, "_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(bench.progress, "FIRST_S", 0.0)
+    monkeypatch.setattr(bench.progress, "EVERY_S", 0.0)
     main(["requests=60"])
     captured = capsys.readouterr()
     lines = [line for line in captured.err.splitlines() if line.startswith("counting: ")]

@@ -5,8 +5,9 @@ import io
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,16 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 import bench.driver
+from bench import run as command
+from bench.config import LoggerConfig
 from bench.driver import execute
+from bench.logger import make_logger
 from bench.plan import prepare
-from bench.records import Trace
+from bench.records import Progress, Trace
+from bench.table import result_rows
 from bench.validity import comparable_by
 from tests.bench.conftest import Compose
-from tests.bench.fake import FakeService
+from tests.bench.fake import FakeService, until_told
 from tokenrouter.core import InputError
 from zoo.models.tokenizer import build
 
@@ -232,7 +237,19 @@ def test_a_failing_logger_costs_a_warning(composed: Compose, load: list[str], an
     monkeypatch.setitem(sys.modules, "wandb", None)
     run = Run(composed(*load, "logger=wandb"), FakeService(answer), tmp_path / "run", monkeypatch)
     assert run.summary["completed"] == 6
-    assert run.err.getvalue().startswith("warning: logger=wandb: ")
+    assert "warning: logger=wandb: " in run.err.getvalue()
+
+
+def test_live_speed_is_that_since_the_point_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[dict[str, float]] = []
+    stored = SimpleNamespace(define_metric=lambda *_, **__: None, log=logged.append)
+    wandb = SimpleNamespace(init=lambda **_: stored, Settings=lambda **_: None)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    logger = make_logger(LoggerConfig(kind="wandb", mode="offline"), {}, tmp_path, pytest.fail)
+    for elapsed_s, tokens in ((0.0, 0), (1.0, 100), (1.5, 180), (2.0, 400), (4.0, 400)):
+        logger.live(Progress("measuring", 0, 4, 2, tokens, elapsed_s), dict)
+    assert [(point["live/elapsed_s"], point["live/tokens_per_s"]) for point in logged] == [
+        (0, 0), (1, 100), (2, 300), (4, 0)]  # the last: a stall
 
 
 def test_wandb_offline_gets_configuration_summary_requests_and_files(
@@ -241,13 +258,17 @@ def test_wandb_offline_gets_configuration_summary_requests_and_files(
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_DIR", raising=False)
     run = Run(composed(*load, "logger=wandb"), FakeService(answer), tmp_path / "run", monkeypatch)
-    assert run.err.getvalue() == ""
+    assert "warning" not in run.err.getvalue()
     (stored,) = run.folder.glob("wandb/offline-run-*/run-*.wandb")
     content = stored.read_bytes()
     for part in (b"threshold", b"output_throughput", b"requests.table.json", b"summary.json", b"config.yaml",
                  b"run/tokens_per_s", b"live/batch_size/small", b"live/threshold_B/large"):
         assert part in content
     assert b"live/batch_size/large" not in content  # no step has been made there
+    (page,) = run.folder.glob("wandb/offline-run-*/files/media/html/report_*.html")
+    assert page.read_text() == (run.folder / "report.html").read_text()
+    (table,) = run.folder.glob("wandb/offline-run-*/files/media/table/result_*.table.json")
+    assert json.loads(table.read_text())["data"] == [list(row) for row in result_rows(run.summary)]
 
 
 def test_only_the_algorithms_models_are_used_in_its_order(composed: Compose) -> None:
@@ -255,3 +276,50 @@ def test_only_the_algorithms_models_are_used_in_its_order(composed: Compose) -> 
     assert [model.name for model in plan.cluster.models] == ["large"]
     plan = prepare(composed("load.num_requests=1", "load.concurrency=1", "batching=fixed", "batching.B=[1,3]"))
     assert [model.name for model in plan.cluster.models] == ["small", "large"] and plan.cluster.batching.B == [1, 3]
+
+
+@pytest.mark.parametrize("failed", [None, RuntimeError("gone")])
+def test_every_part_of_a_run_that_takes_long_is_told(
+    composed: Compose, load: list[str], answer: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    failed: RuntimeError | None,
+) -> None:
+    err = io.StringIO()
+    starting, stopping = (until_told(err, f"waiting for small, large to {what}: ", monkeypatch)
+                          for what in ("start", "stop"))
+
+    @contextmanager
+    def serve(config: Any, spec: Any) -> Iterator[FakeService]:
+        starting()
+        try:
+            yield FakeService(answer, failed, 1)
+        finally:
+            stopping()
+
+    def slow(name: str, what: str) -> None:
+        call, slowly = getattr(bench.driver, name), until_told(err, f"waiting for {what}: ", monkeypatch)
+        monkeypatch.setattr(bench.driver, name, lambda *given: (slowly(), call(*given))[1])
+
+    monkeypatch.setattr(bench.driver, "serve", serve)
+    slow("prepare", "problems and tokenizer")
+    slow("make_logger", "logger=none")
+    slow("grade", "grades and report")
+    slow("write_report", "grades and report")
+    slow("curves", "logger=none")  # of the logger's end
+    with pytest.raises(RuntimeError, match="gone") if failed else nullcontext():
+        execute(composed(*load), tmp_path / "run", Console(file=io.StringIO()), Console(file=err, width=100))
+    assert ("grades" in err.getvalue()) is (failed is None)
+
+
+def test_the_command_says_that_it_waits_for_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    err = io.StringIO()
+    slowly = until_told(err, "waiting for libraries: ", monkeypatch)
+
+    class Driver(ModuleType):
+        @property
+        def execute(self) -> Any:
+            slowly()
+            return lambda *given: Trace([], 0.0, 1.0, 0.0, 0.0)
+
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setitem(sys.modules, "bench.driver", Driver("bench.driver"))
+    assert command.run(OmegaConf.create({}), tmp_path, []) == command.FAILED  # as no request has completed

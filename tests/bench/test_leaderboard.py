@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -22,10 +24,11 @@ from bench.files import request_rows, write_config, write_requests
 from bench.leaderboard import columns, command, frontier, group_title, html, markdown, readme, write
 from bench.plan import prepare
 from bench.records import Record, Trace
+from bench.recount import recount
 from bench.submit import submit
 from bench.summary import summarise
 from tests.bench.conftest import Compose
-from tests.bench.fake import info, report
+from tests.bench.fake import info, report, until_told
 from tokenrouter.core import FinishReason, InputError
 from zoo.tasks.grade import Grade
 
@@ -154,6 +157,7 @@ def test_an_entry_is_never_overwritten_by_another(make: Make, tmp_path: Path) ->
     ({"provenance__evidence": "paper"}, "evidence='paper'; config.yaml gives 'measured'"),
     ({"provenance__date": "2099-99-99"}, "date='2099-99-99'"),
     ({"provenance__config_hash": "0" * 12}, "config_hash='0+'; config.yaml gives"),
+    ({"provenance__data_source": "web:a"}, "data_source='web:a'; allowed is what begins with one of embedded, file, "),
     ({"schema_version": 2}, "schema_version=2"),
     ({"system": "warp"}, "system='warp'; allowed is one of"),
     ({"system": "std"}, "system='std'; config.yaml gives 'tokenrouter'"),
@@ -283,8 +287,22 @@ def test_comparison_of_too_few_repeats_is_refused(make: Make, tmp_path: Path) ->
         submit(tmp_path / "cmp", tmp_path / "entries")
 
 
+def test_it_says_what_takes_long(make: Make, comparison: Callable[..., Path], tmp_path: Path,
+                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    err, root, run, runs = io.StringIO(), tmp_path / "results" / "entries", make(tmp_path / "run"), comparison()
+    page = leaderboard.html
+    counted, alone, tables = (until_told(err, line, monkeypatch) for line in (
+        f"recounting {runs}: 2/6", f"waiting for the recount of {run}: ", "waiting for the tables: "))
+    slow = iter([lambda: None, lambda: None, counted, *[lambda: None] * 3, alone])
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr(submitting, "recount", lambda *given: (next(slow)(), recount(*given))[1])
+    monkeypatch.setattr(leaderboard, "html", lambda entries: (tables(), page(entries))[1])
+    assert len(submit(runs, root)) == 2 and len(submit(run, tmp_path / "other")) == 1 and len(write(root)) == 2
+
+
 @pytest.mark.parametrize("changes", [
-    {"provenance__evidence": "emulated"}, {"provenance__data_source": "hub:a/b@c#d"}, {"load__concurrency": 8},
+    {"provenance__evidence": "emulated"}, {"provenance__data_source": "hub:a/b@c#d"},
+    {"provenance__data_source": "embedded:a@b"}, {"provenance__data_source": "random@b"}, {"load__concurrency": 8},
     {"sampling__temperature": 1.0}, {"hardware__threads": 2}, {"engine": "sglang"},
 ])  # fmt: skip
 def test_what_cannot_be_compared_is_not_ranked_together(make: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -294,7 +312,7 @@ def test_what_cannot_be_compared_is_not_ranked_together(make: Make, tmp_path: Pa
     entries = load_entries(root)
     assert entries[0].rank_key != entries[1].rank_key
     table = markdown(entries)
-    assert table.count("\n### ") == 2
+    assert table.count("\n### ") == 2 and "\n## Measured, data of a file\n" in table
     if any(name.startswith("provenance__") for name in changes):  # evidence or data: not even under one heading
         assert table.count("\n## ") == 2
         assert html(entries).count("<h2>") == 2
@@ -341,7 +359,8 @@ def test_the_readme_shows_the_committed_entries(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("place", "changes"), [
     ("tiny/2x-other", {}), ("others/2x-intel-r-xeon-r-processor", {}),
     (None, {"workload": "agentic"}), (None, {"provenance__evidence": "emulated"}), (None, {"load__mode": "batch"}),
-    (None, {"provenance__data_source": "hub:a/b@c#d"}), (None, {"sampling__temperature": 1.0}),
+    (None, {"provenance__data_source": "hub:a/b@c#d"}), (None, {"provenance__data_source": "file:a.json@b"}),
+    (None, {"sampling__temperature": 1.0}),
 ])
 def test_the_readme_shows_only_what_it_says_of_its_table(
     make: Make, tmp_path: Path, place: str | None, changes: dict[str, Any]

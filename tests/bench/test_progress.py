@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -11,6 +12,7 @@ import bench.progress
 import tokenrouter.waiting
 from bench.progress import ProgressView, waiting
 from bench.records import Progress
+from tokenrouter.waiting import Lines
 
 
 def shown(terminal: bool) -> str:
@@ -24,7 +26,8 @@ def shown(terminal: bool) -> str:
 
 
 def test_plain_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.progress, "_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(bench.progress, "FIRST_S", 0.0)
+    monkeypatch.setattr(bench.progress, "EVERY_S", 0.0)
     assert shown(terminal=False).splitlines() == [
         "warming up: 0/4 requests, 0 tok/s", "warming up: 1/4 requests, 10 tok/s, left: 3 s",
         "measuring: 5/20 requests, 1,500 tok/s, left: 6 s", "measuring: 5/20 requests, 1,500 tok/s, left: 90 s"]
@@ -52,3 +55,17 @@ def test_who_waits_is_told_for_what_and_for_how_long(monkeypatch: pytest.MonkeyP
     with waiting(Console(file=terminal, force_terminal=True, width=120, color_system=None), "small to start"):
         pass
     assert "waiting for small to start" in terminal.getvalue()
+
+
+def test_the_first_line_comes_after_two_seconds_and_another_every_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    def wait(pause: float) -> bool:
+        pauses.append(pause)
+        return len(pauses) > 2
+
+    lines = Lines(lambda _: None)
+    monkeypatch.setattr(lines, "_end", SimpleNamespace(wait=wait, set=lambda: None))
+    with lines:
+        pass
+    assert pauses == [2.0, 10.0, 10.0]

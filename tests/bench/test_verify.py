@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import bench.progress
-from bench.progress import ProgressView
 from bench.verify import main, verify
-from tests.bench.fake import job
+from tests.bench.fake import job, until_told
 from zoo.reference import Reference, Verdict
 
 REQUESTS = 25
@@ -43,12 +41,17 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_line_every_ten_seconds_where_nobody_watches(run: Path) -> None:
+def test_a_line_after_two_seconds_and_every_ten_where_nobody_watches(run: Path) -> None:
     out = io.StringIO()
-    with ProgressView(Console(file=out, width=200)) as view:
-        assert len(verify(run, view)) == REQUESTS
-    assert out.getvalue().splitlines() == [f"{run}: {n}/25 requests, 4 tok/s, left: {25 - n} s" for n in (10, 20)]
-    assert bench.progress._LINE_EVERY_S == 10
+    assert len(verify(run, Console(file=out, width=200))) == REQUESTS
+    assert out.getvalue().splitlines() == [f"{run}: {n}/25 requests, 4 tok/s, left: {25 - n} s" for n in (2, 12, 22)]
+
+
+def test_it_says_that_the_reference_is_loaded(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, load = io.StringIO(), Reference.load
+    slowly = until_told(out, f"waiting for the reference of {run}: ", monkeypatch)
+    monkeypatch.setattr(Reference, "load", lambda *words: (slowly(), load(*words))[1])
+    assert len(verify(run, Console(file=out, width=200))) == REQUESTS
 
 
 def test_the_table_is_all_that_goes_to_standard_output(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,14 +6,15 @@ import time
 
 import pytest
 
-import zoo.cli
+import tokenrouter.waiting
 from zoo.cli import progress_bar
 
 
 def test_lines_now_and_then_where_nobody_watches(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(zoo.cli, "LINE_EVERY_S", 0.01)
+    monkeypatch.setattr(tokenrouter.waiting, "FIRST_S", 0.01)
+    monkeypatch.setattr(tokenrouter.waiting, "EVERY_S", 0.01)
     said, until = "", time.monotonic() + 20
     with progress_bar() as bar:
         bar.add_task("over", total=2, completed=2)
@@ -33,7 +34,7 @@ def test_nothing_is_said_of_what_is_over_at_once(capsys: pytest.CaptureFixture[s
     began = time.monotonic()
     with progress_bar() as bar:
         bar.advance(bar.add_task("labels", total=4))
-    assert capsys.readouterr().err == "" and time.monotonic() - began < zoo.cli.LINE_EVERY_S / 2
+    assert capsys.readouterr().err == "" and time.monotonic() - began < tokenrouter.waiting.FIRST_S / 2
 
 
 @pytest.mark.parametrize("no_color", [False, True])
