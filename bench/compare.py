@@ -35,7 +35,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.charts import COLOURS
-from bench.paired import Interval, Paired
+from bench.config import composed, validate
+from bench.paired import MEASURES, Interval, Paired
+from bench.plan import cluster_spec
 from bench.series import (
     ROOT,
     Interrupted,
@@ -48,13 +50,11 @@ from bench.series import (
     sweep,
     write_table,
 )
+from bench.systems import serve
 from bench.validity import MAX_PAUSE_S, differences, shortcomings, unequal_lengths
 from tokenrouter.config import Positive, Strict
 from tokenrouter.core import InputError
 
-MEASURES = {
-    "tok/s": "output_throughput", "tpot ms": "mean_tpot_ms", "ttft ms": "mean_ttft_ms", "e2el ms": "mean_e2el_ms",
-}
 Labels = dict[str, str]  # of each axis that is compared, the value
 
 
@@ -90,6 +90,8 @@ def main(words: Sequence[str]) -> None:
     out = Path(options.out or Path("results/runs", stamp))
     compared = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     turns = [turn(out, labels, repeat, overrides) for repeat in range(options.repeats) for labels in compared]
+    for first in turns[:len(compared)]:
+        check(first)
     title = f"{' '.join(overrides)} (ratios to the first: median [95 % interval])"
     summaries: list[dict[str, Any]] = []
     try:
@@ -117,6 +119,13 @@ def turn(out: Path, labels: Labels, repeat: int, overrides: Sequence[str]) -> Tu
     chosen, name = [f"{axis}={value}" for axis, value in labels.items()], " ".join(labels.values())
     return Turn(name, f"{name} (repeat {repeat + 1})", out / f"{repeat}-{folder_name(labels)}",
                 [*chosen, "logger=none", *overrides])
+
+
+def check(turn: Turn) -> None:
+    """InputError for a run that would be refused: not after those of other systems."""
+    values = composed(turn.overrides)
+    config = validate(values)
+    serve(config, cluster_spec(config, values))
 
 
 def unlike(summaries: Sequence[dict[str, Any]]) -> list[str]:
@@ -151,10 +160,9 @@ def compare(
         for label, field in MEASURES.items():
             known = [run[field] for run in repeats if run[field] is not None]  # no tpot of answers in one piece
             row[label] = round(statistics.median(known), 3) if known else None
-        for label, field in MEASURES.items():
-            both = [(run[field], base[field]) for run, base in zip(repeats, runs[0], strict=True)]
-            row[f"{label} ratio"] = None if any(None in pair for pair in both) else told(
-                statistics.median(own / base for own, base in both), own.ratio(paired[0], label))
+        for label in MEASURES:
+            found = own.ratio(paired[0], label)
+            row[f"{label} ratio"] = found and told(*found)
         row |= predicted(repeats)
         fractions = [run["routing"]["llm_token_fraction"] for run in repeats]
         row["LLM tokens"] = round(statistics.median(fractions), 4)
@@ -208,12 +216,15 @@ def show(frame: pd.DataFrame, title: str) -> None:
 
 
 def draw(frame: pd.DataFrame, axes: int, file: Path) -> None:
-    """Tokens/s and end-to-end latency of each, side by side."""
+    """All measures of each, and what is right of its answers where that is known, side by side with the ratios."""
     names = [" ".join(map(str, labels)) for labels in frame.iloc[:, :axes].itertuples(index=False)]
-    figure = Figure(figsize=(9, 1.2 + 0.4 * len(names)), layout="constrained")
-    for panel, measure, colour in zip(figure.subplots(1, 2, sharey=True), ("tok/s", "e2el ms"), COLOURS, strict=False):
-        bars = panel.barh(names, frame[measure], color=colour)
-        panel.bar_label(bars, labels=list(frame[f"{measure} ratio"]), fontsize=7, padding=3)
+    beside = {measure: f"{measure} ratio" for measure in MEASURES} | {"quality": "quality difference"}
+    known = [measure for measure in beside if frame[measure].notna().any()]
+    figure = Figure(figsize=(1.5 + 3.5 * len(known), 1.2 + 0.4 * len(names)), layout="constrained")
+    panels = figure.subplots(1, len(known), sharey=True, squeeze=False)[0]
+    for panel, measure, colour in zip(panels, known, itertools.cycle(COLOURS), strict=False):
+        bars = panel.barh(names, frame[measure].astype(float), color=colour)
+        panel.bar_label(bars, labels=[text or "" for text in frame[beside[measure]]], fontsize=7, padding=3)
         panel.margins(x=0.45)
         panel.set_xlabel(measure)
         panel.spines[["top", "right"]].set_visible(False)

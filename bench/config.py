@@ -1,11 +1,15 @@
 """What a run's resolved configuration may hold; every field is explained in the yaml that declares it."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from msgspec import Meta
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from tokenrouter import config
 from tokenrouter.config import (
@@ -21,6 +25,7 @@ from tokenrouter.config import (
     Strict,
 )
 from tokenrouter.core import InputError
+from tokenrouter.paths import ROOT
 
 OPEN_SECTIONS = frozenset({"algo", "system"})
 
@@ -95,6 +100,17 @@ class RunConfig(Strict, kw_only=True):
     sampling: SamplingConfig
     official: OfficialConfig | None = None
     zoo: ZooConfig | None = None
+
+
+def composed(overrides: Sequence[str]) -> dict[str, Any]:
+    """The resolved configuration of a run with these overrides; InputError for one that does not validate."""
+    try:
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            values: Any = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise InputError(explain_composition(error)) from None
+    validate(values)
+    return dict(values)
 
 
 def validate(values: Mapping[str, Any]) -> RunConfig:

@@ -6,7 +6,7 @@ same problem in both: what all of them share, such as a slow minute of the machi
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,10 @@ import pandas as pd
 
 RESAMPLES = 2000
 KEY = ["id", "sample"]
+# Of what there are intervals, and its field in summary.json.
+MEASURES = {
+    "tok/s": "output_throughput", "tpot ms": "mean_tpot_ms", "ttft ms": "mean_ttft_ms", "e2el ms": "mean_e2el_ms",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,20 @@ class Paired:
         """Of each repeat the answered requests, by KEY: output_tokens, ttft_ms, e2el_ms, tpot_ms, grade."""
         return [_answered(folder / "requests.jsonl") for folder in self.folders]
 
-    def ratio(self, base: Paired, measure: str) -> Interval:
-        """Of the measure to that of `base`: tok/s, tpot ms, ttft ms or e2el ms.
+    def ratio(self, base: Paired, measure: str, figure: Callable[[dict[str, Any]], float | None] | None = None
+              ) -> tuple[float, Interval] | None:
+        """Of the measure (one of MEASURES) to that of `base`: the median over the repeats, and its interval. None where
+        a run has no such figure. `figure`: of a summary, if not the measure's field.
 
         Tokens/s of drawn requests: in a closed loop as many tokens as they have over the time that they took, which is
         scaled so that all requests together give the run's own figure.
         """
+        own, other = ([figure(run) if figure else run[MEASURES[measure]] for run in runs]
+                      for runs in (self.summaries, base.summaries))
+        if not all([*own, *other]):
+            return None
+        ratios = np.array(own) / np.array(other)
+
         def value(drawn: np.ndarray) -> np.ndarray:
             tokens, ttft, e2el, tpot = drawn
             match measure:
@@ -61,11 +73,10 @@ class Paired:
             return np.asarray(np.log(value(own) / value(other)))
 
         shifts = np.zeros(len(self.summaries))
+        columns = self._columns(base, FIGURES)
         if measure == "tok/s":
-            shifts += [np.log(run["output_throughput"] / of["output_throughput"])
-                       for run, of in zip(self.summaries, base.summaries, strict=True)]
-            shifts -= [float(log_ratio(*both)) for both in self._columns(base, FIGURES)]
-        return _interval(np.exp(_means(self._columns(base, FIGURES), log_ratio, shifts)))
+            shifts = np.log(ratios) - [float(log_ratio(*repeat)) for repeat in columns]
+        return float(np.median(ratios)), _interval(np.exp(_means(columns, log_ratio, shifts)))
 
     def difference(self, base: Paired) -> Interval:
         """Of the shares of right answers."""

@@ -9,20 +9,18 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from bench.checkout import checkout
 from bench.config import RunConfig, validate
 from bench.records import Job
 from tokenrouter.cluster.build import hardware_spec, model_specs, shared_tokenizer
-from tokenrouter.cluster.models import context_length
+from tokenrouter.cluster.models import context_length, prompt_ids
 from tokenrouter.cluster.placement import plan_capacity
 from tokenrouter.cluster.spec import AlgorithmSpec, ClusterSpec
 from tokenrouter.config import EngineConfig
 from tokenrouter.core import InputError, SamplingParams
 from tokenrouter.engine import emulated
-from zoo.tasks.rows import Message
 from zoo.tasks.trajectories import Tokenize
 from zoo.tasks.workload import Workload, load_workload
 
@@ -58,7 +56,7 @@ def prepare(values: Mapping[str, Any], *, here: bool = True) -> Plan:
     context, capacity = min(_contexts(config, cluster)), min(plan_capacity(cluster))
     tokenizer = _tokenizer(config, cluster)
     load = config.load
-    tokenize = None if tokenizer is None else partial(_prompt, str(config.models.tokenizer), tokenizer)
+    tokenize = None if tokenizer is None else partial(prompt_ids, str(config.models.tokenizer), tokenizer)
     workload = load_workload(
         config.workload, embedded=config.models.embedded, n=load.num_requests, seed=load.seed, tokenize=tokenize)
     count = load.num_requests + load.concurrency * load.warmup
@@ -139,16 +137,6 @@ def _job(config: RunConfig, workload: Workload, tokenize: Tokenize | None, index
         seed=request_seed(config.load.seed, index), max_tokens=task.max_tokens or workload.max_tokens, signals=True,
         **fields)
     return Job(task, sample, list(prompt), sampling)
-
-
-def _prompt(model: str, tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[int]:
-    try:
-        ids: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    except TemplateError as error:  # templates raise it about roles and their order
-        roles, reason = ", ".join(dict.fromkeys(message["role"] for message in messages)), " ".join(str(error).split())
-        raise InputError(f"models.tokenizer={model!r}: its chat template refuses {len(messages)} messages ({roles}): "
-                         f"{reason}; allowed is one that takes them") from None
-    return list(ids)
 
 
 def request_seed(seed: int, index: int) -> int:

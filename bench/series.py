@@ -61,18 +61,19 @@ class Turn(NamedTuple):
 def split(words: Sequence[str], options: type[Options]) -> tuple[Options, list[str]]:
     """The command's own words as its options, and the others, which are overrides for bench/run.py.
 
-    Words are Hydra's `name=value`; where a list is expected, `a,b` and `a` are lists too. InputError for an own one of
-    another type or out of range.
+    Words are Hydra's `name=value`, own ones also with `--` before them; where a list is expected, `a,b` and `a` are
+    lists too. InputError for an own one of another type or out of range.
     """
     types, values, overrides = get_type_hints(options), {}, []
     parser = OverridesParser.create()
     for word in words:
-        name = word.partition("=")[0]
+        own = word.removeprefix("--")
+        name = own.partition("=")[0]
         if name not in types:
             overrides.append(word)
             continue
         try:
-            value: Any = parser.parse_override(word).value()
+            value: Any = parser.parse_override(own).value()
         except HydraException:
             raise InputError(f"{word}: not understood; allowed is name=value, as Hydra reads it") from None
         if isinstance(value, ChoiceSweep):

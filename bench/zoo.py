@@ -25,14 +25,11 @@ if __name__ == "__main__":
         sys.exit()
 
 import pandas as pd
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 from matplotlib.figure import Figure
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from bench.config import Level, explain_composition, validate
+from bench import config
+from bench.config import Level, validate
 from bench.plan import cluster_spec
 from bench.series import ROOT, Interrupted, Turn, command, run_all, split
 from bench.table import accuracy, number, share
@@ -95,13 +92,9 @@ class Entry:
 
 def composed(*overrides: str) -> dict[str, Any]:
     """The resolved configuration of experiment=zoo; InputError for one that bench/run.py would refuse."""
-    try:
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            values: Any = OmegaConf.to_container(compose("config", ["experiment=zoo", *overrides]), resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise InputError(explain_composition(error)) from None
+    values = config.composed(["experiment=zoo", *overrides])
     cluster_spec(validate(values), values)
-    return dict(values)
+    return values
 
 
 def curve_of(values: Mapping[str, Any]) -> Curve | str:

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from transformers import PreTrainedTokenizerBase
 
-from tokenrouter.cluster.models import check_vocabularies, load_tokenizer, locate
+from tokenrouter.cluster.models import check_vocabularies, load_tokenizer, locate, prompt_ids
 from tokenrouter.core import InputError
 from tokenrouter.engine import load_engine
 from tokenrouter.engine.base import Engine
@@ -98,8 +98,7 @@ class Setup:
         return loaded, loaded.problems[:count]
 
     def prompt(self, task: Task) -> list[int]:
-        ids = self.tokenizer.apply_chat_template(task.prompt_messages, add_generation_prompt=True, return_dict=False)
-        return list(ids)
+        return prompt_ids(self.config["models"]["tokenizer"], self.tokenizer, task.prompt_messages)
 
     def answer(self, kind: str, record: Record) -> str | None:
         """The answer that a decoded request gives."""

@@ -33,11 +33,14 @@ class Absent(Strict):
 
 
 class Block(Strict, kw_only=True):
-    """`compare`: the axis whose cells take turns on the same requests; none: all cells take turns, on their own.
-    `at_most`: axis -> axis whose number its own must not exceed."""
+    """`compare`: the axis whose cells take turns on the same requests; none: all cells take turns, on their own, and
+    with those of other blocks with the same `turns`. `gain_of`: the label on the axis whose gain over each other one is
+    shown. `at_most`: axis -> axis whose number its own must not exceed."""
 
     axes: dict[str, dict[str, list[str] | dict[Hardware, list[str]]]]
     compare: str | None = None
+    gain_of: str | None = None
+    turns: str | None = None
     without: list[Absent] = msgspec.field(default_factory=list)
     at_most: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -104,13 +107,14 @@ class Description(Strict, kw_only=True):
 
 @dataclass(frozen=True)
 class Cell:
-    """`overrides` of bench/run.py; `group`: those with the same one take turns. `compare`: as the block's. `because`:
-    why it is not run, if it is not."""
+    """`overrides` of bench/run.py; `group`: those with the same one take turns. `compare`: as the block's. `gains`:
+    whether its gain over the others of its group is shown. `because`: why it is not run, if it is not."""
 
     labels: tuple[tuple[str, str], ...]
     overrides: tuple[str, ...]
     group: tuple[Any, ...]
     compare: str | None
+    gains: bool = False
     because: str = ""
 
     @property
@@ -142,7 +146,7 @@ def load(name: str) -> Description:
 
 def cells(description: Description, on: Hardware) -> list[Cell]:
     return [cell for number, block in enumerate(description.blocks)
-            for cell in _of_block(block, (number,), on)]
+            for cell in _of_block(block, number, on)]
 
 
 def keep(found: list[Cell], only: list[str], axis_of: Mapping[str, str]) -> list[Cell]:
@@ -165,7 +169,7 @@ def matches(labels: Mapping[str, Any], some: Mapping[str, Any]) -> bool:
     return all(labels.get(axis) == label for axis, label in some.items())
 
 
-def _of_block(block: Block, number: tuple[int], on: Hardware) -> Iterator[Cell]:
+def _of_block(block: Block, number: int, on: Hardware) -> Iterator[Cell]:
     for combination in product(*(labels.items() for labels in block.axes.values())):
         labels = dict(zip(block.axes, (label for label, _ in combination), strict=True))
         words: list[str] = []
@@ -178,7 +182,9 @@ def _of_block(block: Block, number: tuple[int], on: Hardware) -> Iterator[Cell]:
                 continue
             because = next((absent.because for absent in block.without if matches(labels, absent.where)), "")
             others = [item for item in labels.items() if item[0] != block.compare] if block.compare else []
-            yield Cell(tuple(labels.items()), tuple(words), (*number, *others), block.compare, because)
+            gains = block.compare is not None and labels[block.compare] == block.gain_of
+            group = (block.turns or number, *others)
+            yield Cell(tuple(labels.items()), tuple(words), group, block.compare, gains, because)
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -205,6 +211,10 @@ def _check(description: Description) -> None:
         for axis, label in some.items():
             if label not in labels.get(axis, set()):
                 raise InputError(f"results/paper/{description.name}.json: {axis}={label!r} is no label of its axes")
+    for block in description.blocks:
+        if block.gain_of and block.gain_of not in block.axes.get(block.compare or "", {}):
+            raise InputError(f"results/paper/{description.name}.json: gain_of={block.gain_of!r}: allowed is a label of "
+                             f"what is compared, {block.compare!r}")
     for record in description.paper:
         for key in record:
             if key not in description.axes and key not in description.measures:

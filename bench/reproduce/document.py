@@ -26,6 +26,7 @@ def readable(description: Description, frame: pd.DataFrame) -> pd.DataFrame:
         words[column] = frame[column].map(number)
     words["from .. to"] = [f"{number(low)} .. {number(high)}" if pd.notna(low) else ""
                            for low, high in zip(frame["least"], frame["greatest"], strict=True)]
+    words["gain"] = [_gain(row) for row in frame.to_dict("records")]
     measured, steady = frame["measured"].astype(float), frame["steady"].astype(float)
     words["measured/paper"] = (measured / frame["paper"].astype(float)).map(number)
     own = frame["measure"].map(description.measures) == STEADY
@@ -85,7 +86,7 @@ def read(description: Description, folder: Path) -> pd.DataFrame | None:
         return None
     frame = pd.read_csv(file, dtype={name: str for name in [*description.axes, "measure", "valid", "commit", "date"]})
     frame = frame.reindex(columns=[*description.axes, *COLUMNS])
-    for column in ("paper", "predicted", "measured", "steady", "least", "greatest"):
+    for column in ("paper", "predicted", "measured", "steady", "least", "greatest", "gain", "gain_low", "gain_high"):
         frame[column] = frame[column].astype(float)
     return frame
 
@@ -106,6 +107,10 @@ def _caption(description: Description, frame: pd.DataFrame) -> str:
         lines.append(f"Left out: {description.left_out}")
     if description.notes:
         lines.append(description.notes)
+    if frame["gain"].notna().any():
+        best = ", ".join(dict.fromkeys(block.gain_of for block in description.blocks if block.gain_of))
+        lines.append(f"Gain: the factor by which {best} is better, paired: the median of the repeats [95 % bootstrap "
+                     "interval over repeats and requests].")
     lines.append(_origin(frame))
     return "\n\n".join(lines) + "\n"
 
@@ -137,6 +142,9 @@ def _words(claim: dict[str, Any]) -> dict[str, str]:
     if measured:
         beside = [f"steady {_range(claim['steady'])}"] if claim["steady"] and claim["predicted"] else []
         beside += ["emulated"] if claim["emulated"] else []
+        if claim["areas"]:
+            beside.append(" over ".join(f"{number(area)} [{number(low)}, {number(high)}]"
+                                        for area, low, high in claim["areas"]))
         measured += ("" if claim["valid"] else "*") + (f" ({', '.join(beside)})" if beside else "")
     return {"claim": claim["claim"], "paper": _range(claim["paper"]), "predicted": _range(claim["predicted"]),
             "measured": measured or NOTHING}
@@ -172,10 +180,15 @@ def _compact(description: Description, frame: pd.DataFrame) -> str:
 def _cell(row: dict[str, Any]) -> str:
     known = ("paper", "steady", "predicted") if pd.notna(row["predicted"]) else ("paper",)
     beside = [f"{name} {number(row[name])}" for name in known if pd.notna(row[name])]
+    beside += [f"gain {_gain(row)}"] if pd.notna(row["gain"]) else []
     if pd.isna(row["measured"]):
         return f"({', '.join(beside)})" if beside else ""
     mark = "" if row["valid"] == "yes" else "*"
     return f"{number(row['measured'])}{mark}" + (f" ({', '.join(beside)})" if beside else "")
+
+
+def _gain(row: dict[str, Any]) -> str:
+    return f"{row['gain']:.2f} [{row['gain_low']:.2f}, {row['gain_high']:.2f}]" if pd.notna(row["gain"]) else ""
 
 
 def _footnotes(frame: pd.DataFrame) -> str:

@@ -13,6 +13,7 @@ from bench.charts import COLOURS
 from bench.reproduce.description import Description
 
 WIDTH, HEIGHT, COLUMNS = 4.2, 3.5, 4
+BESIDE = ("predicted", "least", "greatest")  # what a curve's points are drawn with
 LETTERS = 15  # of a legend, to an inch
 
 
@@ -82,16 +83,29 @@ def _joined(description: Description, frame: pd.DataFrame) -> pd.DataFrame:
     wide = frame.dropna(subset=["measured"]).pivot_table(
         index=description.axes, columns="measure", values="measured", sort=False, dropna=False).reset_index()
     if not {plot.x, plot.y} <= set(wide):
-        return pd.DataFrame(columns=[*description.axes, plot.x, plot.y, "least", "greatest"])
-    ends = frame[frame["measure"] == plot.y][[*description.axes, "least", "greatest"]]
-    return wide.dropna(subset=[plot.x, plot.y]).merge(ends, on=description.axes)
+        return pd.DataFrame(columns=[*description.axes, plot.x, plot.y])
+    wide = wide.dropna(subset=[plot.x, plot.y])
+    for measure in (plot.x, plot.y):
+        beside = frame[frame["measure"] == measure][[*description.axes, *BESIDE]]
+        wide = wide.merge(beside.rename(columns={name: f"{measure} {name}" for name in BESIDE}), on=description.axes)
+    return wide
+
+
+def _spread(rows: pd.DataFrame, measure: str) -> list[list[float]]:
+    """How far below and above."""
+    return [(rows[measure] - rows[f"{measure} least"]).tolist(), (rows[f"{measure} greatest"] - rows[measure]).tolist()]
 
 
 def _curve(axis: Axes, description: Description, part: pd.DataFrame) -> None:
     plot = description.plot
     for number, (name, rows) in enumerate(_series(description, part)):
         rows = rows.sort_values(plot.x)
-        spread = [(rows[plot.y] - rows["least"]).tolist(), (rows["greatest"] - rows[plot.y]).tolist()]
-        axis.errorbar(rows[plot.x], rows[plot.y], yerr=spread, fmt="o-", color=COLOURS[number % len(COLOURS)],
-                      markersize=4, elinewidth=0.7, label=str(name))
+        axis.errorbar(rows[plot.x], rows[plot.y], xerr=_spread(rows, plot.x), yerr=_spread(rows, plot.y), fmt="o-",
+                      color=COLOURS[number % len(COLOURS)], markersize=4, elinewidth=0.7, label=str(name))
+        foreseen = rows[rows[[f"{plot.x} predicted", f"{plot.y} predicted"]].notna().any(axis=1)]
+        if len(foreseen):
+            at = [foreseen[f"{measure} predicted"].astype(float).fillna(foreseen[measure])
+                  for measure in (plot.x, str(plot.y))]
+            axis.plot(*at, "o", color=COLOURS[number % len(COLOURS)], fillstyle="none", markersize=5,
+                      label=f"{name}, predicted")
     axis.set_xlabel(plot.x, fontsize=8)

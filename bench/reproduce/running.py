@@ -15,20 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from bench.config import explain_composition, validate
+from bench.config import composed, validate
 from bench.plan import roles_of
 from bench.predict import nominal_tables, policy_of, predict, system
 from bench.reproduce.description import Cell, Description, Hardware
-from bench.series import ROOT, RunFailed, duration, finished, run
+from bench.series import RunFailed, duration, finished, run
 from bench.validity import MIN_REQUESTS_A_CLIENT
 from tokenrouter.config import Positive, PositiveFloat, Strict
-from tokenrouter.core import InputError
 from tokenrouter.throughput.search import search
+from zoo.tasks import longer
 
 TRIAL_TOKENS = 256  # of a trial's answers, where answers have drawn lengths
 START_S = 12.0  # of a run, before and after it measures
@@ -110,8 +106,12 @@ class Series:
         return outcomes
 
     def execute(self, outcomes: Sequence[Outcome]) -> None:
-        """All runs that are not there yet. A cell whose run fails is left; RunFailed where going on makes no sense."""
+        """All runs that are not there yet. A cell whose run fails is left; RunFailed where going on makes no sense,
+        InputError, with nothing run, for problems of a list that is yet to be made."""
         runnable = [outcome for outcome in outcomes if not outcome.cell.because]
+        for values in (outcome.values for outcome in runnable):
+            if not values["models"]["embedded"] and (listed := values["workload"].get("only")):
+                longer.read(listed)
         total, number = len(runnable) * self.options.repeats, 0
         for group in groups(runnable):
             self._sizes(group)
@@ -223,17 +223,6 @@ class Series:
         rest = "" if left is None else f"; all done in about {duration(left)}"
         print(f"{self.description.name} {number}/{total}: {now.cell.name}: repeat {repeat + 1} of "
               f"{self.options.repeats}, {now.requests} requests{took}{rest}", flush=True)
-
-
-def composed(overrides: Sequence[str]) -> dict[str, Any]:
-    """The resolved configuration of a run; InputError for one that bench/run.py would refuse."""
-    try:
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            values: Any = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise InputError(explain_composition(error)) from None
-    validate(values)
-    return dict(values)
 
 
 def predicted(values: dict[str, Any]) -> float | None:

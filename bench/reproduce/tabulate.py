@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from itertools import groupby
 from typing import Any, get_args
 
@@ -11,16 +11,17 @@ import numpy as np
 import pandas as pd
 
 from bench import validity
-from bench.paired import Paired
-from bench.reproduce.description import Cell, Claim, Description, Hardware, cells, matches
+from bench.paired import MEASURES, Paired
+from bench.reproduce.description import Cell, Claim, Description, Hardware, Labels, cells, matches
 from bench.reproduce.running import Outcome, groups
 
 STEADY = "steady.output_throughput"  # what the throughput model predicts
 THROUGHPUT = ("output_throughput", STEADY)  # the fields that stand beside it
 QUALITY = "quality.value"
-# `steady`: tokens/s in the steady window, where `measured` is that of the whole run.
-COLUMNS = ["measure", "paper", "predicted", "measured", "steady", "least", "greatest", "requests", "repeats",
-           "evidence", "data", "models", "machine", "commit", "date", "valid"]
+# `steady`: tokens/s in the steady window, where `measured` is that of the whole run. `gain`: the factor by which the
+# cell whose gains are shown is better than this one, paired, and its bootstrap interval of 95 %.
+COLUMNS = ["measure", "paper", "predicted", "measured", "steady", "least", "greatest", "gain", "gain_low", "gain_high",
+           "requests", "repeats", "evidence", "data", "models", "machine", "commit", "date", "valid"]
 TURNS = ("hardware", "git_sha")  # what runs that take turns share, even if they are of other requests
 APART = "not in turns with what was measured since"
 
@@ -31,6 +32,7 @@ def tabulate(description: Description, outcomes: Sequence[Outcome]) -> pd.DataFr
     for group in groups(outcomes):
         own = [outcome for outcome in group if outcome.cell.compare or not outcome.collected] or group
         differing = differences(own)
+        best = next((outcome for outcome in own if outcome.cell.gains and outcome.summaries), None)
         for outcome in group:
             besides = differing if outcome in own else [f"when they were made: {APART}"]
             known = [i for i, record in enumerate(description.paper) if matches(dict(outcome.cell.labels), {
@@ -38,8 +40,9 @@ def tabulate(description: Description, outcomes: Sequence[Outcome]) -> pd.DataFr
             used |= set(known)
             paper = {measure: value for i in known for measure, value in description.paper[i].items()}
             for measure, field in description.measures.items():
-                rows.append(dict(outcome.cell.labels) | {
-                    "measure": measure, "paper": paper.get(measure)} | _measured(outcome, field, besides))
+                row = dict(outcome.cell.labels) | {"measure": measure, "paper": paper.get(measure)}
+                row |= _measured(outcome, field, besides)
+                rows.append(row | (_gain(best, outcome, field) if best and outcome in own else {}))
     for i, record in enumerate(description.paper):
         if i not in used:
             labels = {axis: value for axis, value in record.items() if axis in description.axes}
@@ -115,6 +118,22 @@ def _unequal_lengths(made: Sequence[Outcome]) -> bool:
     return False
 
 
+def _gain(best: Outcome, other: Outcome, field: str) -> dict[str, float]:
+    """By what factor `best` is better in `field`, over the repeats that both have; nothing where it is itself `other`
+    or there is no such interval."""
+    repeats = min(len(best.summaries), len(other.summaries))
+    plain = field.removeprefix("1000/").removesuffix("/1000").removeprefix("steady.")
+    measure = next((label for label, known in MEASURES.items() if known == plain), None)
+    if best is other or not repeats or measure is None:
+        return {}
+    sides = [Paired(outcome.folders[:repeats], outcome.summaries[:repeats]) for outcome in (best, other)]
+    own, base = sides if plain in THROUGHPUT else sides[::-1]
+    figure = partial(value, field=field) if plain in THROUGHPUT else None  # other units give the same ratio
+    if (found := own.ratio(base, measure, figure)) is None:
+        return {}
+    return {"gain": found[0], "gain_low": found[1].low, "gain_high": found[1].high}
+
+
 def value(summary: Mapping[str, Any], field: str) -> float | None:
     """`field` as a description's measures have it; None where the run has no such figure."""
     inverse, scaled = field.startswith("1000/"), field.endswith("/1000")
@@ -178,9 +197,10 @@ def judged(outcome: Outcome, differing: Sequence[str]) -> str:
 
 def claims(description: Description, frame: pd.DataFrame) -> list[dict[str, Any]]:
     """For each claim: the paper's figures, those predicted, those measured and, where these are of whole runs, those of
-    the steady windows, which the predicted ones are of; each [least, greatest] or empty. `valid`: whether every cell
-    that the claim speaks of is measured and valid, and those that it puts beside each other took turns; `emulated`:
-    whether any of them is."""
+    the steady windows, which the predicted ones are of; each [least, greatest] or empty. `areas`: of a claim about
+    areas both sides', and what they are where all points are as low, or as high, as their intervals say. `valid`:
+    whether every cell that the claim speaks of is measured and valid, and those that it puts beside each other took
+    turns; `emulated`: whether any of them is."""
     there, found = _cells(description, frame), []
     for claim in description.claims:
         values = {column: _KINDS[claim.kind](description, claim, frame, column)
@@ -189,7 +209,8 @@ def claims(description: Description, frame: pd.DataFrame) -> list[dict[str, Any]
         rows = {_place(row, description.axes): row for row in frame.to_dict("records")
                 if row["measure"] == (claim.measure or description.main) and pd.notna(row["measured"])}
         about = [rows.get(frozenset(cell.labels)) for sides in compared for side in sides for cell in side]
-        found.append({"claim": claim.claim, "paper": claim.paper, **values,
+        areas = [_dominated(description, frame, labels) for labels in _sides(description, claim, frame)]
+        found.append({"claim": claim.claim, "paper": claim.paper, **values, "areas": areas,
                       "valid": bool(about) and all(row is not None and row["valid"] == "yes" for row in about) and all(
                           len({frozenset(cell.group for cell in side) for side in sides}) == 1 for sides in compared),
                       "emulated": any(row is not None and row["evidence"] == "emulated" for row in about)})
@@ -257,16 +278,27 @@ def _best(description: Description, claim: Claim, frame: pd.DataFrame, column: s
 
 def _area(description: Description, claim: Claim, frame: pd.DataFrame, column: str) -> list[float]:
     """Dominated areas of two sets of points, tokens/s times quality, as a ratio."""
-    if column != "measured":
+    areas = [_dominated(description, frame, labels)[0] for labels in _sides(description, claim, frame)]
+    return [areas[0] / areas[1]] * 2 if column == "measured" and all(areas) and areas else []
+
+
+def _sides(description: Description, claim: Claim, frame: pd.DataFrame) -> list[Labels]:
+    """Whose areas a claim compares, if any: of several that it puts its own beside, the greatest."""
+    if claim.kind != "area":
         return []
-    wide = frame.pivot_table(index=description.axes, columns="measure", values="measured").reset_index()
-    if "quality" not in wide or description.main not in wide:
-        return []
+    return [claim.of, max(claim.to, key=lambda labels: _dominated(description, frame, labels)[0])]
+
+
+def _dominated(description: Description, frame: pd.DataFrame, labels: Labels) -> tuple[float, float, float]:
+    """The area of the points with these labels: as measured, and where all are as low, or as high, as their intervals
+    say. Zeros where nothing is known of them."""
     areas = []
-    for labels in (claim.of, *claim.to):
-        points = [(row[description.main], row["quality"]) for row in wide.to_dict("records") if matches(row, labels)]
-        areas.append(dominated_area(points))
-    return [areas[0] / max(areas[1:])] * 2 if areas[0] and max(areas[1:]) else []
+    for column in ("measured", "least", "greatest"):
+        wide = frame.pivot_table(index=description.axes, columns="measure", values=column).reset_index()
+        known = {description.main, "quality"} <= set(wide)
+        areas.append(dominated_area([(row[description.main], row["quality"]) for row in wide.to_dict("records")
+                                     if matches(row, labels)]) if known else 0.0)
+    return areas[0], areas[1], areas[2]
 
 
 def dominated_area(points: Sequence[tuple[float, float]]) -> float:

@@ -182,6 +182,17 @@ def test_bad_arguments(words: list[str], said: str):
         parse(words)
 
 
+def test_what_would_be_refused_is_said_before_others_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(words: list[str]) -> int:
+        raise AssertionError(words)
+
+    monkeypatch.setattr(series, "_execute", never)
+    with pytest.raises(InputError, match="system=std_vllm: vLLM's API does not give the hidden states"):
+        main(["systems=[tokenrouter,std_vllm]", "algo=citer"])
+    with pytest.raises(InputError, match=r"algo.threshold=-1"):
+        main(["systems=[tokenrouter]", "algo=r2r", "algo.threshold=0.5,-1"])
+
+
 class TwoCopies:
     """Of the front end, what Replicas asks of it."""
 

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import pytest
 
+from bench.config import composed
 from bench.paper import chosen, main, parse
 from bench.reproduce.description import Cell, cells, load, names
-from bench.reproduce.running import Outcome, composed, predicted
+from bench.reproduce.running import Outcome, predicted
 from bench.reproduce.tabulate import judged
 from tests.bench.conftest import ROOT
 from tokenrouter.core import InputError

@@ -29,6 +29,32 @@ def test_rows_and_claims(runs: Runs, tmp_path: Path) -> None:
     assert over["measured"] == [40.0, 40.0] and over["paper"] == [2.73, 21.97] and over["predicted"] == []
 
 
+def test_gains_are_of_one_system_over_each_other_one(runs: Runs, tmp_path: Path) -> None:
+    table, outcomes = execute(tmp_path, repeats=3, requests=4)
+    outcomes[1].summaries[0]["output_throughput"] = 8.0  # in one turn, slower than ever
+    outcomes[1].summaries[1]["mean_e2el_ms"] = 2500.0
+    frame = tabulate(table, outcomes).set_index(["algo", "measure", "system"]).sort_index()
+    throughput = frame.loc[("R2R", "tok/s")]
+    official = throughput.loc["Official Code"]
+    assert official["gain"] == pytest.approx(40) and official["gain_low"] == pytest.approx(40)
+    assert 40 < official["gain_high"] <= 50
+    assert frame.loc[("R2R", "e2el s", "Official Code"), "gain"] == 1.0
+    assert pd.isna(throughput.loc["TokenRouter", "gain"])
+    assert frame.loc["CITER"]["gain"].isna().all()
+    text = document.section(table, frame.reset_index())
+    assert "gain 40.00 [40.00, " in text and "Gain: the factor by which TokenRouter is better" in text
+
+
+def test_gains_are_of_the_turns_that_both_have(runs: Runs, tmp_path: Path) -> None:
+    table, outcomes = execute(tmp_path, repeats=3, requests=4)
+    del outcomes[1].summaries[1:], outcomes[1].folders[1:]
+    frame = tabulate(table, outcomes).set_index(["algo", "measure", "system"]).sort_index()
+    assert frame.loc[("R2R", "tok/s", "Official Code"), "gain"] == pytest.approx(40)
+    outcomes[2].summaries.clear()
+    frame = tabulate(table, outcomes).set_index(["algo", "measure", "system"]).sort_index()
+    assert frame.loc["R2R"]["gain"].isna().all()
+
+
 def test_cells_that_are_compared_take_turns_wherever_their_axis_stands(tmp_path: Path) -> None:
     """Table 6 compares its rows, and has N behind them."""
     table = load("table6")
@@ -174,7 +200,7 @@ def test_a_claim_is_valid_if_all_that_it_speaks_of_is() -> None:
 def test_claims_across_cells_that_took_no_turns_are_not_valid() -> None:
     assert validity(load("figure1b"), all_valid(load("figure1b"))) == [False] * 6  # N = 16 over N = 1
     assert validity(load("figure5"), all_valid(load("figure5"))) == [True, True, False, False]
-    assert validity(load("figure7"), all_valid(load("figure7"))) == [True, False]  # query-level is a block of its own
+    assert validity(load("figure7"), all_valid(load("figure7"))) == [True] * 3  # of three blocks that take turns
     for name in ("figure10", "table7"):
         assert all(validity(load(name), all_valid(load(name))))
 
@@ -192,7 +218,7 @@ def test_the_steady_window_stands_beside_the_prediction(runs: Runs, tmp_path: Pa
         summary["routing"]["predicted_throughput"] = 450.0
     frame = tabulate(table, outcomes)
     text = document.section(table, frame)
-    assert "| 400 (paper 244.6, steady 440, predicted 450) |" in text and "| 10 (paper 89.62) " in text
+    assert "| 400 (paper 244.6, steady 440, predicted 450) |" in text and "| 10 (paper 89.62, gain 40" in text
     own = document.readable(table, frame).set_index(["system", "measure"]).loc[("TokenRouter", "tok/s")].iloc[0]
     assert own["steady"] == "440" and own["steady/predicted"] == "0.978" and own["measured/paper"] == "1.636"
     assert frame[frame["measure"] != "tok/s"]["steady"].isna().all()
@@ -225,8 +251,28 @@ def test_dominated_area() -> None:
     rows = [{"N": "16", "threshold": "0.5", "system": system, "measure": measure, "measured": number}
             for system, numbers in (("TokenRouter", (4.0, 0.5)), ("Official Code", (2.0, 0.5)))
             for measure, number in zip(("tok/s", "quality"), numbers, strict=True)]
-    assert claims(table, frame_of(table, rows))[0]["measured"] == [2.0, 2.0]
+    found = claims(table, frame_of(table, rows))
+    assert found[0]["measured"] == [2.0, 2.0] and found[0]["areas"] == [(2.0, 0.0, 0.0), (1.0, 0.0, 0.0)]
+    assert [claim["measured"] for claim in found[1:]] == [[], []]
     assert Claim(claim="x", kind="area").to == []
+
+
+def test_an_area_is_shown_with_what_its_points_intervals_make_of_it() -> None:
+    table = load("figure7")
+    rows = [{"N": "16", "threshold": threshold, "system": system, "measure": measure, "measured": number,
+             "least": number / 2, "greatest": number * factor}
+            for system, threshold, numbers in (("TokenRouter", "0.5", (4.0, 0.5)), ("SLM-only", "none", (2.0, 0.25)),
+                                               ("LLM-only", "none", (1.0, 1.0)))
+            for measure, number, factor in zip(("tok/s", "quality"), numbers, (1.5, 1.0), strict=True)]
+    lines = document.section(table, frame_of(table, rows)).splitlines()
+    [line] = [line for line in lines if "best model alone" in line]
+    assert "2* (2 [0.5, 3] over 1 [0.25, 1.5])" in line
+
+
+def test_query_level_routing_takes_turns_with_what_it_is_held_against(tmp_path: Path) -> None:
+    table = load("figure7")
+    taking_turns = groups(Series(table, Options(out=str(tmp_path)), []).prepare(cells(table, "cpu")))
+    assert [len(group) for group in taking_turns] == [18]
 
 
 @pytest.mark.parametrize("name", ["figure1b", "figure5", "figure10", "table9", "table10"])

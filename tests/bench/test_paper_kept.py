@@ -39,7 +39,7 @@ def test_what_was_kept_is_shown(runs: Runs, tmp_path: Path) -> None:
     text = document.DOCUMENT.read_text()
     assert "| TokenRouter's throughput over Official Code's, original settings, N = 4" in text
     [row] = [line for line in text.splitlines() if line.startswith("| R2R ") and "400 (paper 244.6)" in line]
-    assert "10 (paper 89.62)" in row
+    assert "10 (paper 89.62, gain 40.00 [40.00, 40.00])" in row
     assert document.render(text, tmp_path / "measured") == text
 
 

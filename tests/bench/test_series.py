@@ -32,6 +32,7 @@ def test_own_words_are_told_from_overrides() -> None:
     assert options == Options(None, ["a", "b"], 2, "a/b c") and overrides == ["load.seed=1", "algo.repeats=x"]
     assert split(["names=a"], Options)[0].names == ["a"] and split(["names=a,b"], Options)[0].names == ["a", "b"]
     assert split(["places=3"], Options)[0].places == [3] and split(["places=null"], Options)[0].places is None
+    assert split(["--names=a", "--repeats=2"], Options)[0] == split(["names=a", "repeats=2"], Options)[0]
     assert split([], Options) == (Options(), [])
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
+from jinja2 import TemplateError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
@@ -54,6 +55,19 @@ def revision(path: str, given: str | None) -> str | None:
 def load_tokenizer(field: str, path: str, revision: str | None = None) -> PreTrainedTokenizerBase:
     tokenizer: PreTrainedTokenizerBase = _load(AutoTokenizer, field, path, revision)
     return tokenizer
+
+
+def prompt_ids(path: str, tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """A conversation (role and content of each message) in the words of the chat template, up to where the answer
+    begins. `path`: of the tokenizer, for the InputError where the template refuses."""
+    conversation: Any = list(messages)
+    try:
+        ids: Any = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
+    except TemplateError as error:  # templates raise it about roles and their order
+        roles, reason = ", ".join(dict.fromkeys(message["role"] for message in messages)), " ".join(str(error).split())
+        raise InputError(f"models.tokenizer={path!r}: its chat template refuses {len(messages)} messages ({roles}): "
+                         f"{reason}; allowed is one that takes them") from None
+    return list(ids)
 
 
 def context_length(field: str, path: str, revision: str | None) -> int:

@@ -1,6 +1,6 @@
 """The problems that take a model long: found in a finished run, listed in a file that a workload can be limited to.
 
-    python -m zoo.tasks.longer run=results/runs/<date>/<run> tokens=8192 out=zoo/tasks/lists/aime_high.json
+    python -m zoo.tasks.longer run=results/runs/<date>/<run> tokens=8192 out=aime_high.json
 
 A problem is listed if one of its answers in the run has more than `tokens` tokens, or was cut off there. The paper's
 high-effort workload: AIME 2024, by the answers of Qwen3-32B (system=llm_only), tokens=8192.
@@ -39,13 +39,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 def select(tasks: Sequence[Task], source: str, path: str) -> list[Task]:
     """Those of `tasks`, which come from `source`, that the list at `path` names. InputError for one of other tasks."""
-    try:
-        listed = msgspec.json.decode(resolve(path).read_bytes(), type=Listed)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InputError(
-            f"workload.only={path!r}: cannot be read ({error}); allowed is null, for all problems, or a list that "
-            "`python -m zoo.tasks.longer run=... out=...` made from a run of the model whose answers decide"
-        ) from None
+    listed = read(path)
     if listed.data_source != source:
         raise InputError(
             f"workload.only={path!r}: lists problems of {listed.data_source}; allowed is a list of {source}'s")
@@ -56,6 +50,17 @@ def select(tasks: Sequence[Task], source: str, path: str) -> list[Task]:
             f"workload.only={path!r}: lists {', '.join(map(repr, unknown[:5])) or 'no ids'}"
             f"{f' and {len(unknown) - 5} more' if len(unknown) > 5 else ''}; allowed is one or more ids of {source}'s")
     return found
+
+
+def read(path: str) -> Listed:
+    """InputError for what is no such list."""
+    try:
+        return msgspec.json.decode(resolve(path).read_bytes(), type=Listed)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InputError(
+            f"workload.only={path!r}: cannot be read ({error}); allowed is null, for all problems, or a list that "
+            "`python -m zoo.tasks.longer run=... out=...` made from a run of the model whose answers decide"
+        ) from None
 
 
 def find(folder: Path, tokens: int) -> Listed:
@@ -85,7 +90,11 @@ def main(arguments: list[str]) -> None:
         raise InputError(f"{overrides[0]}: allowed are run=, tokens= and out=")
     options = convert(own, Options)
     listed = find(Path(options.run), options.tokens)
-    Path(options.out).write_bytes(msgspec.json.format(msgspec.json.encode(listed), indent=1) + b"\n")
+    try:
+        Path(options.out).write_bytes(msgspec.json.format(msgspec.json.encode(listed), indent=1) + b"\n")
+    except OSError as error:
+        raise InputError(f"out={options.out!r}: cannot be written ({error.strerror}); allowed is a file in a folder "
+                         "that is there") from None
     print(f"{len(listed.ids)} problems: {options.out}")
 
 

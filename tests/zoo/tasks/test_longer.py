@@ -60,6 +60,11 @@ def test_the_command_lists_the_long_ones_and_a_workload_is_limited_to_them(
         load(problems, str(out))
 
 
+def test_a_list_goes_to_a_folder_that_is_there(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"out=.*: cannot be written \(No such file or directory\); allowed is a file"):
+        longer.main([f"run={run}", "tokens=100", f"out={tmp_path / 'nowhere' / 'a.json'}"])
+
+
 @pytest.mark.parametrize(("ids", "message"), [
     (["1", "gone", "9"], "lists '9', 'gone'; allowed is one or more ids of file:mine"),
     ([f"x{i}" for i in range(7)], "lists 'x0', 'x1', 'x2', 'x3', 'x4' and 2 more; allowed"),
