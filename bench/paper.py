@@ -37,8 +37,10 @@ if __name__ == "__main__":
         sys.exit()
 
 import pandas as pd
+from rich.console import Console
 
 from bench.files import write_text
+from bench.progress import waiting
 from bench.reproduce import document
 from bench.reproduce.description import PAPER, Cell, Description, axis_of, cells, keep, load, names
 from bench.reproduce.plot import draw
@@ -98,7 +100,9 @@ def main(words: Sequence[str]) -> None:
 def make(table: Description, found: list[Cell], options: Options, overrides: Sequence[str], kept: bool) -> bool:
     """Runs the cells `found` of a table and writes its files, with all that is there; whether no cell failed."""
     series, on = Series(table, options, overrides), hardware(options, overrides)
-    outcomes = series.prepare(cells(table, on))
+    err = Console(stderr=True)
+    with waiting(err, f"the cells of {table.name}"):
+        outcomes = series.prepare(cells(table, on))
     if not outcomes:
         print(f"{table.name}: nothing to run on {on.upper()}s: {table.left_out}", file=sys.stderr)
         return True
@@ -109,9 +113,10 @@ def make(table: Description, found: list[Cell], options: Options, overrides: Seq
         raise
     finally:
         new = [outcome.cell for outcome in outcomes if outcome.summaries]
-        series.collect(outcomes)
-        frame = tabulate(table, outcomes)
-        save(table, frame, Path(options.out))
+        with waiting(err, f"the rows of {table.name}"):
+            series.collect(outcomes)
+            frame = tabulate(table, outcomes)
+            save(table, frame, Path(options.out))
     if kept:
         earlier = document.read(table, MEASURED)
         every = [outcome.cell for outcome in outcomes]
