@@ -1,6 +1,7 @@
 """A picture of a table: what was measured, predicted and published, a panel for each value of some axes."""
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from bench.reproduce.description import Description
 
 WIDTH, HEIGHT, COLUMNS = 4.2, 3.5, 4
 BESIDE = ("predicted", "least", "greatest")  # what a curve's points are drawn with
-LETTERS = 15  # of a legend, to an inch
+LETTERS, TITLE_LETTERS = 15, 12  # of a legend and of the title, to an inch
 
 
 def draw(description: Description, frame: pd.DataFrame, file: Path) -> None:
@@ -39,7 +40,7 @@ def draw(description: Description, frame: pd.DataFrame, file: Path) -> None:
     if handles:
         room = int(LETTERS * WIDTH * across / (max(map(len, labels)) + 6))
         figure.legend(handles, labels, fontsize=7, ncols=max(1, min(room, len(labels))), loc="outside lower center")
-    figure.suptitle(description.title, fontsize=10)
+    figure.suptitle(textwrap.fill(description.title, int(TITLE_LETTERS * WIDTH * across)), fontsize=10)
     figure.savefig(file, dpi=100, metadata={"Software": None})
 
 
